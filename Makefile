@@ -1,0 +1,60 @@
+# `make` lists the targets. Everything lives in .venv, made once and again when its inputs change.
+
+PYTHON ?= python3.11
+# A torch wheel to install instead of what pip would choose (the pinned version, any build of it).
+TORCH_WHEEL ?=
+
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check stubs docs etcd clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+setup: $(STAMP) ## make .venv with everything pinned (PYTHON=, TORCH_WHEEL=)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(if $(TORCH_WHEEL),$(BIN)/pip install --quiet -c constraints.txt "$(TORCH_WHEEL)")
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[engine,dev]'
+	touch $@
+
+demo: setup ## two regions on this machine: a long prompt is prefilled in the other one
+	$(BIN)/prfaas demo
+
+test: setup etcd ## all tests
+	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest
+
+check: setup ## format, lint, types, import contracts, fresh stubs and docs, wire compatibility, unit tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	PYTHONPATH=. $(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tools.generate_stubs --check
+	$(BIN)/python -m tools.check_wire
+	$(BIN)/python -m tools.generate_docs --check
+	$(BIN)/python -m pytest tests/unit
+
+stubs: setup ## generate the stubs and add what is new to the wire baseline
+	$(BIN)/python -m tools.generate_stubs
+	$(BIN)/python -m tools.check_wire --update
+
+docs: setup ## generate docs/reference
+	$(BIN)/python -m tools.generate_docs
+
+# Only the binary, into .venv: installing the package would also start a service.
+etcd: $(STAMP)
+	@if PATH="$(BIN):$$PATH" command -v etcd >/dev/null; then exit 0; fi; \
+	scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; chmod 755 "$$scratch"; cd "$$scratch"; \
+	if [ "$$(id -u)" = 0 ]; then apt-get update -qq || true; fi; \
+	if apt-get -o APT::Sandbox::User=root download -qq etcd-server && dpkg-deb -x etcd-server_*.deb . && cp usr/bin/etcd "$(BIN)/"; \
+	then echo "etcd: the binary of Debian's etcd-server is in $(VENV)/bin"; \
+	else echo "etcd: MISSING. It is not on the PATH and Debian's etcd-server cannot be fetched here (no apt-get," \
+	  "no package lists or no network). Tests that need a real etcd will be SKIPPED: install etcd 3.4 or newer." >&2; fi
+
+clean: ## remove .venv, caches and what runs left behind
+	rm -rf $(VENV) .prfaas build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
