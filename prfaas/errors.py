@@ -1,0 +1,81 @@
+"""The errors that cross module borders, as a small tree.
+
+Each carries its facts as fields. Adapters turn foreign exceptions into these; `services/` turns these into HTTP and
+gRPC codes in one table.
+"""
+
+
+class PrfaasError(Exception):
+    """Base of all errors that prfaas raises on purpose."""
+
+
+class InvalidRequest(PrfaasError):
+    """The caller's request cannot be served as written; repeating it will not help."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.param, self.code = message, param, code
+
+
+class ModelNotFound(InvalidRequest):
+    """No live worker serves the model that was asked for."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"The model {model!r} does not exist", param="model", code="model_not_found")
+        self.model = model
+
+
+class Overloaded(PrfaasError):
+    """There is no room now; the same request may succeed after `retry_after_s` seconds."""
+
+    def __init__(self, resource: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(f"no room: {resource}")
+        self.resource, self.retry_after_s = resource, retry_after_s
+
+
+class PeerUnavailable(PrfaasError):
+    """A worker, the store or a link cannot be reached, or broke while it was being used."""
+
+    def __init__(self, peer: str, detail: str) -> None:
+        super().__init__(f"{peer} is unavailable: {detail}")
+        self.peer, self.detail = peer, detail
+
+
+class TransferFailed(PrfaasError):
+    """The KV of one attempt did not arrive complete and checked. `cause` is the first root cause, one word."""
+
+    def __init__(self, attempt: str, cause: str, detail: str = "") -> None:
+        super().__init__(f"transfer {attempt} failed: {cause} {detail}".rstrip())
+        self.attempt, self.cause, self.detail = attempt, cause, detail
+
+
+class EngineFailed(PrfaasError):
+    """The engine could not carry out a command it had accepted."""
+
+    def __init__(self, node: str, detail: str) -> None:
+        super().__init__(f"engine of {node} failed: {detail}")
+        self.node, self.detail = node, detail
+
+
+class DeadlineExceeded(PrfaasError):
+    """A wait ended by its deadline. `stage` names what was waited for."""
+
+    def __init__(self, stage: str, seconds: float) -> None:
+        super().__init__(f"{stage} did not finish within {seconds:.3f} s")
+        self.stage, self.seconds = stage, seconds
+
+
+class NamespaceMismatch(PrfaasError):
+    """Two sides hold KV of different models or geometries and must not exchange any."""
+
+    def __init__(self, ours: str, theirs: str) -> None:
+        super().__init__(f"namespace mismatch: ours {ours}, theirs {theirs}")
+        self.ours, self.theirs = ours, theirs
+
+
+class ConfigError(PrfaasError):
+    """The configuration is wrong. `path` is the dotted name of the setting."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}")
+        self.path, self.message = path, message

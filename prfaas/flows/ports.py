@@ -1,0 +1,88 @@
+"""What the flows may await. `prfaas.live` implements these on asyncio and sockets, `prfaas.sim` in virtual time."""
+
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from prfaas.cluster import ClusterView, NodeId
+from prfaas.request import AttemptId, FinishReason, Request
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    """Time and concurrency. Seconds everywhere; `now` is monotonic and has no epoch."""
+
+    def now(self) -> float: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    async def within(self, seconds: float, stage: str, awaitable: Awaitable[T]) -> T:
+        """The awaitable's result, or DeadlineExceeded(stage, seconds) with the awaitable cancelled."""
+        ...
+
+    async def race(self, contenders: Mapping[str, Awaitable[Any]]) -> tuple[str, Any]:
+        """Name and result of the first to finish (ties in the mapping's order); an error of the first is raised. The
+        losers are cancelled and have finished their clean-up when this returns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """Room on the decode node for one attempt: KV bytes and a place in its admission, held until it is released."""
+
+    decode: NodeId
+    attempt: AttemptId
+    kv_address: str
+    generation: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillReport:
+    """What the prefill side measured. `exposed_s`: from the last part being computed to the receiver's
+    acknowledgement."""
+
+    queue_s: float
+    compute_s: float
+    exposed_s: float
+    prefill_tokens: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBatch:
+    """Tokens in order, packed uint32. The last batch has `finish`; only it carries the counts of the whole attempt."""
+
+    tokens: bytes
+    top_logits: tuple[tuple[tuple[int, float], ...], ...] = ()
+    first_queue_s: float | None = None
+    first_step_s: float | None = None
+    finish: FinishReason | None = None
+    recomputed_tokens: int = 0
+
+
+class ServePorts(Clock, Protocol):
+    """The world as `flows.serve` sees it. Calls raise PeerUnavailable, Overloaded, TransferFailed, EngineFailed."""
+
+    def view(self) -> ClusterView: ...
+
+    def new_attempt(self) -> AttemptId: ...
+
+    async def reserve(self, decode: NodeId, attempt: AttemptId, request: Request, source: NodeId) -> Reservation:
+        """Take room for the request on `decode`, for KV that will come from `source` (which may be `decode` itself)."""
+        ...
+
+    async def prefill(
+        self, prefill: NodeId, attempt: AttemptId, request: Request, reservation: Reservation
+    ) -> PrefillReport:
+        """Compute the prompt up to N-1; returns when the KV is complete and checked at the reservation."""
+        ...
+
+    def decode(self, reservation: Reservation, request: Request) -> AsyncIterator[TokenBatch]:
+        """Take the hand-off and stream tokens."""
+        ...
+
+    def release(self, node: NodeId, attempt: AttemptId) -> None:
+        """End whatever `node` still does or holds for the attempt. Idempotent, never waits, never fails."""
+        ...

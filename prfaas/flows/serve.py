@@ -1,0 +1,191 @@
+"""One request from its route to its last token.
+
+Whatever happens, both nodes of every attempt are told to let go of it, in a `finally` that waits for nothing: after the
+last token, after a failure, when the client leaves at any await, and when the generator is closed between two batches.
+Until the first token a failed attempt is followed by another, under a new id and with a reservation of its own;
+afterwards a failure is the client's to see.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+
+from prfaas.cluster import NodeId
+from prfaas.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidRequest,
+    NamespaceMismatch,
+    Overloaded,
+    PeerUnavailable,
+    PrfaasError,
+    TransferFailed,
+)
+from prfaas.flows.ports import PrefillReport, ServePorts, TokenBatch
+from prfaas.flows.story import Attempt, Ending, Story
+from prfaas.request import TOKEN_BYTES, Matches, Request, Route
+from prfaas.scheduling.routing import RoutingParams, choose, fallback
+
+#: What another node may do better. Anything else, InvalidRequest above all, is the client's at once.
+RETRYABLE = (Overloaded, PeerUnavailable, TransferFailed, EngineFailed, DeadlineExceeded, NamespaceMismatch)
+
+
+class OnPrefillFailure(Enum):
+    """RETRY on another prefill node and at last on the decode node itself; LOCAL: there at once; FAIL: not at all."""
+
+    RETRY = "retry"
+    LOCAL = "local"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeParams:
+    """Limits of one request. A prefill gets `prefill_timeout_s` and for each token of the prompt
+    `prefill_timeout_s_per_token` more. `max_attempts` counts the first one too."""
+
+    routing: RoutingParams
+    reserve_timeout_s: float
+    prefill_timeout_s: float
+    prefill_timeout_s_per_token: float
+    first_token_timeout_s: float
+    token_gap_timeout_s: float
+    max_attempts: int = 3
+    on_prefill_failure: OnPrefillFailure = OnPrefillFailure.RETRY
+
+
+async def serve(
+    request: Request, matches: Matches, params: ServeParams, ports: ServePorts, story: Story
+) -> AsyncGenerator[TokenBatch, None]:
+    """Yield the request's tokens in batches, the last one with `finish`; write what happens into `story`.
+
+    Raises the first of the failures when the attempts are used up or no node is left.
+    """
+    failures, arrived = _Failures(), ports.now()
+    while True:
+        laps = [arrived, ports.now()]
+        route = _route(request, matches, params, ports, failures)
+        laps.append(ports.now())
+        attempt = Attempt(ports.new_attempt(), route)
+        story.attempts.append(attempt)
+        stage, streaming = Ending.DECODE_LOST, False
+        try:
+            reserving = ports.reserve(route.decode, attempt.id, request, route.prefill)
+            reservation = await ports.within(params.reserve_timeout_s, "reserve", reserving)
+            laps.append(ports.now())
+
+            stage = Ending.PREFILL_LOST
+            prefilling = ports.prefill(route.prefill, attempt.id, request, reservation)
+            story.prefill = await ports.within(_prefill_timeout_s(request, params), "prefill", prefilling)
+            laps.append(ports.now())
+
+            stage = Ending.DECODE_LOST
+            stream = ports.decode(reservation, request)
+            batch = await ports.within(params.first_token_timeout_s, "first token", _next(stream, route))
+            laps.append(ports.now())
+
+            _account(story, laps, story.prefill, batch)
+            streaming = True
+            _count(story, attempt, batch)
+            yield batch
+            while batch.finish is None:
+                batch = await ports.within(params.token_gap_timeout_s, "next token", _next(stream, route))
+                _count(story, attempt, batch)
+                yield batch
+            return
+        except PrfaasError as error:
+            stage = _stage(error, stage, route)
+            attempt.ending, attempt.detail = _ending(error, stage), str(error)
+            if streaming or not isinstance(error, RETRYABLE):
+                raise
+            failures.add(error, stage, route)
+            if failures.exhaust(params):
+                raise failures.causes[0] from None
+        finally:
+            if attempt.ending is Ending.RUNNING:
+                attempt.ending = Ending.CANCELLED
+            ports.release(route.prefill, attempt.id)
+            if route.moves_kv:
+                ports.release(route.decode, attempt.id)
+
+
+@dataclass(slots=True)
+class _Failures:
+    """What went wrong so far, in order, and whom to avoid for it."""
+
+    causes: list[PrfaasError] = field(default_factory=list)
+    avoid: frozenset[NodeId] = frozenset()
+    of_prefill: bool = False
+
+    def add(self, error: PrfaasError, stage: Ending, route: Route) -> None:
+        # A pair of nodes whose namespaces differ is found out by the decode node, but it is the prefill node that is
+        # exchanged: others have to fit the decode node as well.
+        prefill = stage is Ending.PREFILL_LOST or isinstance(error, NamespaceMismatch)
+        self.causes.append(error)
+        self.avoid |= {route.prefill if prefill else route.decode}
+        self.of_prefill |= prefill
+
+    def exhaust(self, params: ServeParams) -> bool:
+        unwanted = self.of_prefill and params.on_prefill_failure is OnPrefillFailure.FAIL
+        return unwanted or len(self.causes) >= params.max_attempts
+
+
+def _route(request: Request, matches: Matches, params: ServeParams, ports: ServePorts, failures: _Failures) -> Route:
+    """Once a prefill has failed, the last attempt depends on nothing but the decode node."""
+    last = len(failures.causes) + 1 == params.max_attempts
+    stay = failures.of_prefill and (last or params.on_prefill_failure is OnPrefillFailure.LOCAL)
+    try:
+        return (fallback if stay else choose)(request, matches, ports.view(), params.routing, failures.avoid)
+    except (InvalidRequest, PeerUnavailable):
+        if failures.causes:
+            raise failures.causes[0] from None
+        raise
+
+
+def _prefill_timeout_s(request: Request, params: ServeParams) -> float:
+    return params.prefill_timeout_s + params.prefill_timeout_s_per_token * request.prompt_tokens
+
+
+async def _next(stream: AsyncIterator[TokenBatch], route: Route) -> TokenBatch:
+    async for batch in stream:
+        return batch
+    raise PeerUnavailable(route.decode, "the stream ended before its last token")
+
+
+def _stage(error: PrfaasError, stage: Ending, route: Route) -> Ending:
+    """Whose loss it was: while prefill runs, the decode node may be the one that dies."""
+    lost_decode = isinstance(error, PeerUnavailable) and error.peer == route.decode
+    return Ending.DECODE_LOST if lost_decode else stage
+
+
+def _ending(error: PrfaasError, stage: Ending) -> Ending:
+    return Ending.REFUSED if isinstance(error, (InvalidRequest, Overloaded, NamespaceMismatch)) else stage
+
+
+def _count(story: Story, attempt: Attempt, batch: TokenBatch) -> None:
+    """Before the batch is handed over: a client may leave with the last token and never come back for the end."""
+    story.output_tokens += len(batch.tokens) // TOKEN_BYTES
+    if batch.finish is not None:
+        story.finish, story.recomputed_tokens = batch.finish, batch.recomputed_tokens
+        attempt.ending = Ending.DONE
+
+
+def _account(story: Story, laps: list[float], report: PrefillReport, batch: TokenBatch) -> None:
+    """The terms of the TTFT account that end with the first token.
+
+    `network` is what calls took beyond the work that the workers report. Failed attempts were a wait for this one to
+    begin, so their time is added to `queue`, to which the caller may have added its own.
+    """
+    failed_s, route_s, reserve_s, prefill_s, first_s = (end - start for start, end in pairwise(laps))
+    decode_queue_s, step_s = batch.first_queue_s or 0.0, batch.first_step_s or 0.0
+    worked_s = report.queue_s + report.compute_s + report.exposed_s
+    story.terms["queue"] = story.terms.get("queue", 0.0) + failed_s
+    story.terms |= {
+        "route": route_s,
+        "network": reserve_s + max(0.0, prefill_s - worked_s) + max(0.0, first_s - decode_queue_s - step_s),
+        "prefill_queue": report.queue_s,
+        "prefill": report.compute_s,
+        "transfer_exposed": report.exposed_s,
+        "decode_queue": decode_queue_s,
+        "first_decode_step": step_s,
+    }

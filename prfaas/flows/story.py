@@ -1,0 +1,44 @@
+"""What happened to one request so far. The flow writes it; receipts, metrics and logs read it, also after a failure."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from prfaas.flows.ports import PrefillReport
+from prfaas.request import AttemptId, FinishReason, Route
+
+
+class Ending(Enum):
+    """How an attempt ended."""
+
+    RUNNING = "running"
+    DONE = "done"
+    REFUSED = "refused"
+    PREFILL_LOST = "prefill_lost"
+    DECODE_LOST = "decode_lost"
+    CANCELLED = "cancelled"
+
+
+@dataclass(slots=True)
+class Attempt:
+    id: AttemptId
+    route: Route
+    ending: Ending = Ending.RUNNING
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Story:
+    """All durations in seconds. `terms` holds the TTFT account's terms that the flow measured (see
+    request.TTFT_TERMS)."""
+
+    attempts: list[Attempt] = field(default_factory=list)
+    terms: dict[str, float] = field(default_factory=dict)
+    prefill: PrefillReport | None = None
+    recomputed_tokens: int = 0
+    output_tokens: int = 0
+    finish: FinishReason | None = None
+
+    @property
+    def route(self) -> Route | None:
+        """The route of the latest attempt."""
+        return self.attempts[-1].route if self.attempts else None

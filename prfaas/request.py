@@ -1,0 +1,141 @@
+"""A request, the route chosen for it, and what came of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import NewType
+
+from prfaas.cluster import NodeId
+
+#: Server-made, 128 bits as 32 hex digits.
+RequestId = NewType("RequestId", str)
+#: One try at a request, 128 bits as 32 hex digits. A retry has a new one.
+AttemptId = NewType("AttemptId", str)
+
+TOKEN_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn. `temperature` 0 is greedy; `seed` keys a counter-based generator with the position."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One sequence to be completed. `prompt` holds token ids, packed as little-endian uint32, as they cross the
+    wire."""
+
+    id: RequestId
+    model: str
+    prompt: bytes
+    sampling: Sampling
+    tenant: str = ""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt) // TOKEN_BYTES
+
+    @property
+    def handoff_tokens(self) -> int:
+        """Tokens that prefill computes: all but the last, which decode computes itself (the N-1 rule)."""
+        return self.prompt_tokens - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Cached prefix of one prompt on one node, in tokens. `joint` has KV and a state, `kv` only needs KV."""
+
+    joint: int = 0
+    kv: int = 0
+
+
+Matches = Mapping[NodeId, Match]
+NO_MATCHES: Matches = MappingProxyType({})
+
+
+class Path(Enum):
+    """REMOTE: prefilled in another region. LOCAL: prefilled in the PD region, on the decode node itself or beside
+    it."""
+
+    LOCAL = "local"
+    REMOTE = "remote"
+
+
+class Reason(Enum):
+    """Why a route is what it is."""
+
+    SHORT_PROMPT = "short_prompt"
+    LONG_PROMPT = "long_prompt"
+    NO_REMOTE_PREFILL = "no_remote_prefill"
+    NO_LOCAL_PREFILL = "no_local_prefill"
+    FALLBACK = "fallback"
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A way that was weighed: what it would have had to compute and to move."""
+
+    path: Path
+    prefill: NodeId
+    decode: NodeId
+    uncached_tokens: int
+    transfer_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where a request is prefilled and decoded, and why. `prefill == decode` means that no KV moves.
+
+    `uncached_tokens` is what the rule compared with `threshold_tokens`; `transfer_tokens` is the KV that has to cross.
+    """
+
+    prefill: NodeId
+    decode: NodeId
+    path: Path
+    reason: Reason
+    uncached_tokens: int
+    transfer_tokens: int
+    threshold_tokens: int
+    alternatives: tuple[Alternative, ...] = ()
+
+    @property
+    def moves_kv(self) -> bool:
+        return self.prefill != self.decode
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+#: Terms of the account in the order they happen, all in seconds. What is left over is `unaccounted`.
+TTFT_TERMS = (
+    "queue",
+    "tokenize",
+    "route",
+    "network",
+    "prefill_queue",
+    "prefill",
+    "transfer_exposed",
+    "decode_queue",
+    "first_decode_step",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TtftAccount:
+    """Where the time to the first token went. Each term was measured by itself, as a duration, where it happened."""
+
+    seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    total_s: float = 0.0
+
+    @property
+    def unaccounted_s(self) -> float:
+        return self.total_s - sum(self.seconds.values())

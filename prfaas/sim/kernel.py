@@ -1,0 +1,171 @@
+"""Virtual time: runs coroutines one step at a time, and jumps to the next timer when all of them wait.
+
+Nothing here reads a clock, and whoever became ready first runs first, so one seed gives one run on every machine;
+`trace` is a checksum of all steps by which two runs can be compared. A run in which everybody waits and no timer is
+left is a deadlock and says who waits.
+"""
+
+import heapq
+import inspect
+import random
+import sys
+import zlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from prfaas.errors import DeadlineExceeded
+from prfaas.sim.task import Cancelled, Event, Queues, Task
+
+T = TypeVar("T")
+
+
+class Deadlock(Exception):
+    """Nothing can run and nothing is timed. `waiting` names the tasks that will never end."""
+
+    def __init__(self, waiting: list[str]) -> None:
+        super().__init__(f"all wait: {', '.join(waiting)}")
+        self.waiting = waiting
+
+
+class Timer:
+    """A call in the future that can be taken back."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class Kernel:
+    """Tasks, timers and the time. It is a `flows.ports.Clock`; `random` is the only source of chance in a run."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.trace = 0
+        self._queues = Queues()
+        self._now = 0.0
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._timers_set = 0
+        self._tasks: dict[Task[Any], None] = {}
+
+    def now(self) -> float:
+        return self._now
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> Task[T]:
+        task = Task(coroutine, name, self._queues)
+        self._tasks[task] = None
+        task.when_done(lambda: self._tasks.pop(task))
+        self._queues.ready.append(task)
+        return task
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> Timer:
+        timer = Timer(call)
+        self._timers_set += 1
+        heapq.heappush(self._timers, (self._now + max(0.0, seconds), self._timers_set, timer))
+        return timer
+
+    def run(self, coroutine: Coroutine[Any, Any, T], name: str = "main") -> T:
+        """Run until this coroutine ends, and return its result. Raises Deadlock, or an error that nobody has seen."""
+        task = self.spawn(coroutine, name)
+        with self._finalizing_generators():
+            while not task.done:
+                if not self._turn(float("inf")):
+                    raise Deadlock([waiting.name for waiting in self._tasks])
+        result = task.result()
+        self._raise_unseen()
+        return result
+
+    def run_until(self, when: float) -> None:
+        """Run all that happens up to a time. Raises an error that nobody has seen."""
+        with self._finalizing_generators():
+            while self._turn(when):
+                pass
+        self._now = max(self._now, when)
+        self._raise_unseen()
+
+    async def sleep(self, seconds: float) -> None:
+        awake = Event("sleep")
+        timer = self.call_later(seconds, awake.set)
+        try:
+            await awake.wait()
+        finally:
+            timer.cancel()
+
+    async def within(self, seconds: float, stage: str, awaitable: Awaitable[T]) -> T:
+        winner, result = await self.race({"work": awaitable, "deadline": self.sleep(seconds)})
+        if winner == "deadline":
+            raise DeadlineExceeded(stage, seconds)
+        done: T = result
+        return done
+
+    async def race(self, contenders: Mapping[str, Awaitable[Any]]) -> tuple[str, Any]:
+        tasks = {name: self.spawn(_coroutine(contender), name) for name, contender in contenders.items()}
+        first = Event("race")
+        for task in tasks.values():
+            task.when_done(first.set)
+        try:
+            await first.wait()
+            winner = next(name for name, task in tasks.items() if task.done)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await self._ended(tasks.values())
+        return winner, tasks[winner].result()
+
+    async def _ended(self, tasks: Iterable[Task[Any]]) -> None:
+        """Wait for tasks to clean up, even when the waiter is cancelled again meanwhile. How that went is not told."""
+        cancelled: Cancelled | None = None
+        for task in tasks:
+            while not task.done:
+                ended = Event(f"end of {task.name}")
+                task.when_done(ended.set)
+                try:
+                    await ended.wait()
+                except Cancelled as again:
+                    cancelled = again
+            self._queues.unseen.pop(task, None)
+        if cancelled is not None:
+            raise cancelled
+
+    def _raise_unseen(self) -> None:
+        for error in self._queues.unseen.values():
+            raise error
+
+    def _turn(self, latest: float) -> bool:
+        """Make one step, or fire the next timers if they are due by `latest`. False when there is neither."""
+        if self._queues.ready:
+            task = self._queues.ready.popleft()
+            self.trace = zlib.crc32(f"{self._now!r} {task.name}".encode(), self.trace)
+            task.step()
+            return True
+        fired = False
+        while self._timers and self._timers[0][0] <= latest:
+            when, _, timer = heapq.heappop(self._timers)
+            if timer.call is not None:
+                # All timers of one instant fire before anybody runs: what they start is a tie.
+                self._now, latest, fired = when, when, True
+                timer.call()
+        return fired
+
+    @contextmanager
+    def _finalizing_generators(self) -> Iterator[None]:
+        """An async generator that is dropped half-way is closed by a task, as an event loop does."""
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(None, self._close_generator)
+        try:
+            yield
+        finally:
+            sys.set_asyncgen_hooks(*hooks)
+
+    def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        self.spawn(generator.aclose(), "close generator")
+
+
+async def _finish(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+def _coroutine(awaitable: Awaitable[T]) -> Coroutine[Any, Any, T]:
+    return awaitable if inspect.iscoroutine(awaitable) else _finish(awaitable)
