@@ -1,0 +1,80 @@
+"""Keeps a `ClusterView` in step with the store. Reading it never waits and never asks the store; while the store is
+lost the last view stands.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+
+import structlog
+
+from prfaas.cluster import ClusterView, NodeId, RegionId
+from prfaas.errors import DeadlineExceeded
+from prfaas.membership.records import TelemetryRecord, cluster_prefix
+from prfaas.membership.store import Store
+from prfaas.membership.view import MembershipView
+
+log = structlog.get_logger(__name__)
+
+
+class ClusterFollower:
+    """`run` in a task of its own. `grace_s` is how long nodes may take to register again with a store that came back
+    empty: their lease's time."""
+
+    def __init__(
+        self,
+        store: Store,
+        cluster: str,
+        pd_region: RegionId,
+        *,
+        stale_s: float = 10.0,
+        grace_s: float = 30.0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._prefix = cluster_prefix(cluster)
+        self._fold = MembershipView(cluster, pd_region, stale_s=stale_s, grace_s=grace_s)
+        self._now = now
+        self._heard_at = -math.inf
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        async with aclosing(self._store.watch(self._prefix)) as batches:
+            async for batch in batches:
+                malformed = self._fold.malformed
+                self._heard_at = self._now()
+                self._fold.apply(batch, self._heard_at)
+                if self._fold.malformed > malformed:
+                    log.warning("unreadable_membership", keys=self._fold.malformed - malformed)
+                self._changed.set()
+                self._changed = asyncio.Event()
+
+    def view(self) -> ClusterView:
+        """The same object until something has changed."""
+        return self._fold.view(self._now())
+
+    def telemetry(self, node: NodeId) -> TelemetryRecord | None:
+        return self._fold.telemetry(node)
+
+    def age_s(self) -> float:
+        """Since the store last told anything; infinite before it first did."""
+        return self._now() - self._heard_at
+
+    async def wait_for(self, predicate: Callable[[ClusterView], bool], timeout_s: float) -> ClusterView:
+        """The first view that satisfies the predicate. Raises DeadlineExceeded."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not predicate(view := self.view()):
+                    await self._next_change()
+                return view
+        except TimeoutError:
+            raise DeadlineExceeded("cluster view", timeout_s) from None
+
+    async def _next_change(self) -> None:
+        """Something was told, or so much time has passed that the view may differ."""
+        changed, due = self._changed, self._fold.next_due()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if due is None else max(0.0, due - self._now())):
+                await changed.wait()

@@ -1,0 +1,169 @@
+"""Folds what the store tells into the `ClusterView` that decisions are made from.
+
+Per node the fold keeps the last readable record and the last readable telemetry. What must hold: whatever the order of
+repeated events and listings, the view ends as the last listing alone would make it; nothing that the store contains can
+make the fold fail. Time enters as an argument and changes two things only:
+
+- *Stale*: telemetry older than `stale_s`, or none of the registered incarnation. Such a node stays, ordered after all
+  others: it may serve yet, but its load is not known. When the store is lost every node becomes stale alike, and the
+  order among them stays.
+- *Unconfirmed*: a key that a new listing does not have, or that has become unreadable. It is kept for `grace_s`, so
+  that a store that comes back empty does not empty the cluster before the nodes have registered again. A deletion is a
+  fact and removes at once.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeVar
+
+from prfaas.cluster import ClusterView, Node, NodeId, NodeLoad, RegionId
+from prfaas.membership.ranking import Classes
+from prfaas.membership.records import (
+    Kind,
+    NodeRecord,
+    TelemetryRecord,
+    key_of,
+    parse_key,
+    read_node,
+    read_telemetry,
+)
+from prfaas.membership.store import Deleted, Entry, Put, Resync, StoreEvent
+
+K = TypeVar("K")
+
+
+class MembershipView:
+    def __init__(self, cluster: str, pd_region: RegionId, *, stale_s: float = 10.0, grace_s: float = 30.0) -> None:
+        self._cluster = cluster
+        self._stale_s, self._grace_s = stale_s, grace_s
+        #: Values skipped because they could not be read.
+        self.malformed = 0
+        self._revision = 0
+        self._records: dict[NodeId, NodeRecord] = {}
+        self._telemetry: dict[NodeId, TelemetryRecord] = {}
+        # Both in the order in which they fall due, because what they wait for is equally long for all.
+        self._fresh_since: dict[NodeId, float] = {}
+        self._unconfirmed_until: dict[str, float] = {}
+        self._nodes: dict[NodeId, Node] = {}
+        self._classes = Classes(pd_region)
+        self._view: ClusterView | None = None
+
+    def apply(self, events: Iterable[StoreEvent], now: float) -> None:
+        for event in events:
+            match event:
+                case Resync(snapshot):
+                    self._resync(snapshot.entries, now)
+                    self._revision = snapshot.revision
+                case Put(entry) if entry.mod_revision >= self._revision:
+                    self._put(entry, now)
+                    self._revision = entry.mod_revision
+                case Deleted(key, revision) if revision >= self._revision:
+                    self._drop(key)
+                    self._revision = revision
+                case Put() | Deleted():
+                    pass  # repeated, and overtaken by what came since
+
+    def view(self, now: float) -> ClusterView:
+        """The same object until something has changed."""
+        self._let_time_pass(now)
+        if self._view is None:
+            self._view = ClusterView(
+                nodes=MappingProxyType(self._nodes.copy()),
+                remote_prefill=self._classes.remote_prefill.ids(),
+                local_prefill=self._classes.local_prefill.ids(),
+                decode=self._classes.decode.ids(),
+            )
+        return self._view
+
+    def telemetry(self, node: NodeId) -> TelemetryRecord | None:
+        """The last report of the registered incarnation."""
+        record, telemetry = self._records.get(node), self._telemetry.get(node)
+        return telemetry if record and telemetry and telemetry.incarnation == record.incarnation else None
+
+    def next_due(self) -> float | None:
+        """When time alone will change the view next."""
+        oldest, doubtful = _first(self._fresh_since), _first(self._unconfirmed_until)
+        dues = [oldest[1] + self._stale_s] if oldest else []
+        return min([*dues, doubtful[1]] if doubtful else dues, default=None)
+
+    def check(self) -> None:
+        assert list(self._fresh_since.values()) == sorted(self._fresh_since.values())
+        assert list(self._unconfirmed_until.values()) == sorted(self._unconfirmed_until.values())
+        assert self._fresh_since.keys() <= self._telemetry.keys()
+        assert self._nodes.keys() == self._records.keys()
+        self._classes.check()
+
+    def _resync(self, entries: Sequence[Entry], now: float) -> None:
+        for entry in entries:
+            self._put(entry, now)
+        listed = {entry.key for entry in entries}
+        for kind, nodes in ((Kind.NODE, self._records), (Kind.TELEMETRY, self._telemetry)):
+            for key in (key_of(self._cluster, kind, node) for node in nodes):
+                if key not in listed:
+                    self._unconfirm(key, now)
+
+    def _put(self, entry: Entry, now: float) -> None:
+        match parse_key(self._cluster, entry.key):
+            case Kind.NODE, node:
+                readable = self._put_record(node, entry.value)
+            case Kind.TELEMETRY, node:
+                readable = self._put_telemetry(node, entry.value, now)
+            case _:
+                return  # plans and whatever newer versions keep beside
+        if readable:
+            self._unconfirmed_until.pop(entry.key, None)
+        else:
+            self.malformed += 1
+            self._unconfirm(entry.key, now)
+
+    def _put_record(self, node: NodeId, value: bytes) -> bool:
+        record = read_node(node, value)
+        if record is not None and record != self._records.get(node):
+            self._records[node] = record
+            self._place(node)
+        return record is not None
+
+    def _put_telemetry(self, node: NodeId, value: bytes, now: float) -> bool:
+        telemetry = read_telemetry(value)
+        # A listing repeats what is known; only another report is news.
+        if telemetry is not None and telemetry != self._telemetry.get(node):
+            self._telemetry[node] = telemetry
+            self._fresh_since.pop(node, None)
+            self._fresh_since[node] = now
+            self._place(node)
+        return telemetry is not None
+
+    def _unconfirm(self, key: str, now: float) -> None:
+        """The grace begins with the first doubt; further listings without the key do not prolong it."""
+        self._unconfirmed_until.setdefault(key, now + self._grace_s)
+
+    def _drop(self, key: str) -> None:
+        self._unconfirmed_until.pop(key, None)
+        match parse_key(self._cluster, key):
+            case Kind.NODE, node if self._records.pop(node, None):
+                self._place(node)
+            case Kind.TELEMETRY, node if self._telemetry.pop(node, None):
+                self._fresh_since.pop(node, None)
+                self._place(node)
+
+    def _let_time_pass(self, now: float) -> None:
+        while (first := _first(self._unconfirmed_until)) and first[1] <= now:
+            self._drop(first[0])
+        while (oldest := _first(self._fresh_since)) and oldest[1] + self._stale_s <= now:
+            del self._fresh_since[oldest[0]]
+            self._place(oldest[0])
+
+    def _place(self, node_id: NodeId) -> None:
+        """Bring the node and its place in each class up to date with its record and telemetry."""
+        self._view = None
+        record, telemetry = self._records.get(node_id), self.telemetry(node_id)
+        if record is None:
+            self._nodes.pop(node_id, None)
+            self._classes.remove(node_id)
+        else:
+            node = self._nodes[node_id] = record.to_node(telemetry.load() if telemetry else NodeLoad())
+            self._classes.place(node, load_known=telemetry is not None and node_id in self._fresh_since)
+
+
+def _first(due: Mapping[K, float]) -> tuple[K, float] | None:
+    return next(iter(due.items()), None)
