@@ -1,0 +1,61 @@
+"""What every process of ours does first: die with its parent, so that a killed supervisor leaves nothing behind."""
+
+import asyncio
+import ctypes
+import os
+import signal
+from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(sig: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel for `sig` when the parent dies. Linux only; a parent that is gone already counts as dead."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, sig, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), sig)
+
+
+async def end(process: asyncio.subprocess.Process, grace_s: float, sig: signal.Signals = signal.SIGTERM) -> int:
+    """Stop a child: `sig`, then SIGKILL after `grace_s`. Its exit code."""
+    if process.returncode is None:
+        process.send_signal(sig)
+        try:
+            async with asyncio.timeout(grace_s):
+                return await process.wait()
+        except TimeoutError:
+            process.kill()
+    return await process.wait()
+
+
+async def end_all(processes: Sequence[asyncio.subprocess.Process], grace_s: float) -> None:
+    """Stop several children at once."""
+    await asyncio.gather(*(end(process, grace_s) for process in processes))
+
+
+class StopSignals:
+    """SIGTERM and SIGINT for a service. The first asks to drain, once there is something to drain; before `ready()`, or
+    when it is the second, it cancels the task that made this object."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._ready, self._asked = task, False, asyncio.Event()
+        self.cancelled = False
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(signum, self._on_signal)
+
+    def ready(self) -> None:
+        self._ready = True
+
+    async def wait(self) -> None:
+        """Until it is time to drain."""
+        await self._asked.wait()
+
+    def _on_signal(self) -> None:
+        if self._ready and not self._asked.is_set():
+            self._asked.set()
+        else:
+            self.cancelled = True
+            self._task.cancel()

@@ -1,0 +1,77 @@
+"""Who is on the other end: compared before anything else of a connection is parsed.
+
+The dialler says which wire versions and namespace it has and which incarnation it means to reach; the listener welcomes
+it or refuses it with both values.
+"""
+
+from typing import TypeVar
+
+import msgspec
+
+from prfaas.cluster import WireRange
+from prfaas.transfer.frames import SMALL_BYTES, Cause, ProtocolError
+
+DETAIL_CHARS = 400
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """`incarnation` is whom the dialler means to reach; None asks who is there."""
+
+    node: str
+    namespace: str
+    oldest_wire: int
+    newest_wire: int
+    incarnation: int | None
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True):
+    node: str
+    incarnation: int
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Payload of REFUSE and ABORT. `cause` is a word of Cause, or one that only a newer peer knows."""
+
+    cause: str
+    detail: str = ""
+
+
+Message = TypeVar("Message")
+
+
+def pack(message: msgspec.Struct) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def unpack(payload: bytes | bytearray | memoryview, kind: type[Message]) -> Message:
+    """Raises ProtocolError. Fields we do not know are skipped: a newer peer may add some."""
+    try:
+        return msgspec.msgpack.decode(payload, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ProtocolError(Cause.MALFORMED, f"{kind.__name__}: {error}") from None
+
+
+def compare(hello: Hello, namespace: str, incarnation: int, wire: WireRange) -> None:
+    """Raises ProtocolError when the dialler must not talk to us."""
+    theirs = WireRange(hello.oldest_wire, hello.newest_wire)
+    if not wire.meets(theirs):
+        raise ProtocolError(Cause.WIRE, f"ours {wire.oldest}-{wire.newest}, theirs {theirs.oldest}-{theirs.newest}")
+    if hello.namespace != namespace:
+        raise ProtocolError(Cause.NAMESPACE, f"ours {namespace}, theirs {hello.namespace[:64]}")
+    if hello.incarnation not in (None, incarnation):
+        raise ProtocolError(Cause.INCARNATION, f"ours {incarnation:#x}, theirs {hello.incarnation:#x}")
+
+
+def refusal(cause: Cause, detail: str) -> bytes:
+    payload = pack(Refusal(cause=cause.value, detail=detail[:DETAIL_CHARS]))
+    assert len(payload) <= SMALL_BYTES
+    return payload
+
+
+def refused(payload: bytes | bytearray | memoryview) -> ProtocolError:
+    """What a REFUSE or ABORT from the peer means here."""
+    said = unpack(payload, Refusal)
+    try:
+        return ProtocolError(Cause(said.cause), f"peer: {said.detail}")
+    except ValueError:
+        return ProtocolError(Cause.ABORTED, f"peer: {said.cause[:32]} {said.detail}")

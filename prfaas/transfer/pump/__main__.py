@@ -1,0 +1,84 @@
+"""The pump process: `python -m prfaas.transfer.pump --fd N --pool-fd M`.
+
+N is a Unix socket to the node, M the pool's memfd; both are inherited. The process ends with its node: when the socket
+closes, when the parent dies, or on SIGTERM. It holds nothing that outlives it, so that no way of ending needs care.
+"""
+
+import argparse
+import contextlib
+import mmap
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+
+from prfaas.errors import ConfigError
+from prfaas.ipc import Channel
+from prfaas.process import die_with_parent
+from prfaas.transfer.pump import messages
+from prfaas.transfer.pump.control import Control
+from prfaas.transfer.pump.inbound import accept_for_ever
+from prfaas.transfer.pump.plane import Plane
+from prfaas.transfer.pump.sockets import listener
+
+START_S = 60.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="prfaas.transfer.pump", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="socket to the node")
+    parser.add_argument("--pool-fd", type=int, required=True, help="memfd of the pool")
+    args = parser.parse_args()
+    die_with_parent()
+    # Ctrl-C reaches the whole terminal; stopping is the node's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.excepthook = _end_with_the_thread
+    node: Channel[messages.Command] = Channel(socket.socket(fileno=args.fd), messages.Command)
+    code = 1
+    try:
+        with contextlib.suppress(ConnectionError):
+            if (start := _first(node)) is not None:
+                _run(start, node, args.pool_fd)
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    # Lane threads may be blocked in the kernel; nothing of theirs is worth waiting for.
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _run(start: messages.Start, node: Channel[messages.Command], pool_fd: int) -> None:
+    if os.fstat(pool_fd).st_size < start.pool_bytes:
+        raise ConfigError(
+            "pool_bytes", f"the pool's memory has {os.fstat(pool_fd).st_size} bytes, not {start.pool_bytes}"
+        )
+    plane = Plane(start, memoryview(mmap.mmap(pool_fd, start.pool_bytes)))
+    door = listener(start.listen_host, start.listen_port)
+    threading.Thread(target=accept_for_ever, args=(plane, door), name="accept", daemon=True).start()
+    node.send(messages.Listening(door.getsockname()[1]))
+    Control(plane, node).run()
+
+
+def _first(node: Channel[messages.Command]) -> messages.Start | None:
+    """None when the node left without a word."""
+    commands = node.receive(START_S)
+    if not commands:
+        return None
+    assert len(commands) == 1, "commands before Listening"
+    (start,) = commands
+    assert isinstance(start, messages.Start), start
+    return start
+
+
+def _end_with_the_thread(failure: threading.ExceptHookArgs) -> None:
+    """A thread that broke an invariant may hold a span: the pump does not go on without it."""
+    threading.__excepthook__(failure)
+    sys.stderr.flush()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

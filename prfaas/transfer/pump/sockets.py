@@ -1,0 +1,111 @@
+"""Blocking sockets as the lanes use them. Errors of the system become ProtocolErrors here and nowhere else."""
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from prfaas.transfer.frames import Bytes, Cause, ProtocolError
+
+BACKLOG = 128
+
+
+class Pollable(Protocol):
+    def fileno(self) -> int: ...
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    try:
+        yield
+    except (BlockingIOError, TimeoutError) as error:
+        raise ProtocolError(Cause.NO_PROGRESS, error.strerror or "timed out") from error
+    except OSError as error:
+        raise ProtocolError(Cause.PEER_GONE, error.strerror or str(error)) from error
+
+
+def ready(timeout_s: float, *pollables: Pollable) -> bool:
+    """Whether one of these can be read, or has failed, within the time."""
+    poll = select.poll()
+    for pollable in pollables:
+        poll.register(pollable, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
+def set_patience(sock: socket.socket, seconds: float) -> None:
+    """How long one call may block without moving a byte."""
+    timeval = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+    with translated():
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+
+
+def tune(sock: socket.socket, no_progress_s: float) -> None:
+    """A frame leaves at once, and a peer that acknowledges nothing is given up."""
+    with translated():
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(no_progress_s * 1000))
+
+
+def send_fully(sock: socket.socket, header: bytes, payload: Bytes) -> None:
+    """One call for header and payload where the socket takes them at once."""
+    sent = sock.sendmsg([header, payload])
+    if sent < len(header):
+        sock.sendall(header[sent:])
+        sent = len(header)
+    rest = memoryview(payload)[sent - len(header) :]
+    while rest:
+        rest = rest[sock.send(rest) :]
+
+
+def listener(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(address)
+    sock.listen(BACKLOG)
+    return sock
+
+
+def connect(address: str, timeout_s: float, interrupt: Pollable) -> socket.socket:
+    """A socket connected to `host:port`, to the first of its addresses that answers. Raises ProtocolError; at once when
+    `interrupt` can be read."""
+    try:
+        host, _, port = address.rpartition(":")
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        raise ProtocolError(Cause.CONNECT, f"{address}: {error}") from error
+    deadline = time.monotonic() + timeout_s
+    failure = ""
+    for family, kind, protocol, _, where in found:
+        sock = socket.socket(family, kind, protocol)
+        code = _connect(sock, where, max(0.0, deadline - time.monotonic()), interrupt)
+        if not code:
+            return sock
+        sock.close()
+        failure = os.strerror(code)
+    raise ProtocolError(Cause.CONNECT, f"{address}: {failure}")
+
+
+def _connect(sock: socket.socket, where: Any, timeout_s: float, interrupt: Pollable) -> int:
+    """The error number, 0 for none."""
+    sock.setblocking(False)
+    error = sock.connect_ex(where)
+    if error == errno.EINPROGRESS:
+        poll = select.poll()
+        poll.register(sock, select.POLLOUT)
+        poll.register(interrupt, select.POLLIN)
+        events = dict(poll.poll(timeout_s * 1000))
+        if interrupt.fileno() in events:
+            error = errno.EINTR
+        elif sock.fileno() in events:
+            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        else:
+            error = errno.ETIMEDOUT
+    sock.setblocking(True)
+    return error

@@ -1,0 +1,325 @@
+"""Real pump processes over loopback, a peer that speaks the wire format by hand, and a line that damages what it
+carries."""
+
+import contextlib
+import mmap
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from prfaas.ipc import Channel
+from prfaas.kvcache.layout import KvLayout, TensorKind, TensorSpec, chunk_ends
+from prfaas.transfer import frames, greeting, offer
+from prfaas.transfer.frames import Cause, Header, Kind
+from prfaas.transfer.pump import messages as m
+
+LIVENESS_S = 20.0
+POOL_BYTES = 64 << 20
+NAMESPACE = "kimi-tiny/fp32"
+
+#: Two linear-attention layers around one with attention: two kinds of state, and 8 KiB of KV per token.
+LAYOUT = KvLayout(
+    layers=(
+        (
+            TensorSpec("conv_state", TensorKind.STATE, "float32", (96, 4)),
+            TensorSpec("recurrent_state", TensorKind.STATE, "float32", (4, 32, 32)),
+        ),
+        (TensorSpec("latent", TensorKind.TOKENS, "bfloat16", (4096,)),),
+        (TensorSpec("recurrent_state", TensorKind.STATE, "float32", (4, 32, 31)),),
+    )
+)
+CHUNK_TOKENS = 64
+
+E = TypeVar("E", bound=m.Event)
+
+
+def attempt_id() -> str:
+    return os.urandom(16).hex()
+
+
+def parts_of(tokens: int) -> tuple[int, ...]:
+    return tuple(part.index for part in LAYOUT.parts(tokens, chunk_ends(tokens, CHUNK_TOKENS)))
+
+
+def start_message(
+    incarnation: int, namespace: str = NAMESPACE, no_progress_s: float = 5.0, connect_s: float = 5.0
+) -> m.Start:
+    return m.Start(
+        node="n0",
+        incarnation=incarnation,
+        namespace=namespace,
+        layout=LAYOUT,
+        pool_bytes=POOL_BYTES,
+        listen_host="127.0.0.1",
+        listen_port=0,
+        no_progress_s=no_progress_s,
+        connect_s=connect_s,
+    )
+
+
+class Pump:
+    """One pump process and the node's end of its socket."""
+
+    def __init__(self, *, namespace: str = NAMESPACE, no_progress_s: float = 5.0, connect_s: float = 5.0) -> None:
+        self.incarnation = random.getrandbits(63)
+        self._fd = os.memfd_create("kv-pool")
+        os.ftruncate(self._fd, POOL_BYTES)
+        self.pool = memoryview(mmap.mmap(self._fd, POOL_BYTES))
+        ours, theirs = socket.socketpair()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "prfaas.transfer.pump", "--fd", str(theirs.fileno()), "--pool-fd", str(self._fd)],
+            pass_fds=(theirs.fileno(), self._fd),
+        )
+        theirs.close()
+        self.node: Channel[m.Event] = Channel(ours, m.Event)
+        self.load: m.Load | None = None
+        self.strangers: list[socket.socket] = []
+        self._events: list[m.Event] = []
+        self.tell(start_message(self.incarnation, namespace, no_progress_s, connect_s))
+        self.port = self.await_event(m.Listening).port
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def tell(self, command: m.Command) -> None:
+        self.node.send(command)
+
+    def await_event(self, kind: type[E], attempt: str | None = None) -> E:
+        """The next event of this kind (and attempt). Others are kept for whoever waits for them."""
+        return self._await(
+            lambda e: isinstance(e, kind) and (attempt is None or getattr(e, "attempt", None) == attempt)
+        )
+
+    def outcome(self, attempt: str) -> m.Sent | m.Received | m.TransferLost:
+        def of_attempt(event: m.Event) -> bool:
+            return isinstance(event, m.Sent | m.Received | m.TransferLost) and event.attempt == attempt
+
+        return self._await(of_attempt)
+
+    def await_load(self, wanted: Callable[[m.Load], bool]) -> m.Load:
+        deadline = time.monotonic() + LIVENESS_S
+        while self.load is None or not wanted(self.load):
+            assert time.monotonic() < deadline, f"still {self.load}"
+            self._receive(deadline)
+        return self.load
+
+    def pending(self, kind: type[E]) -> list[E]:
+        """Events of this kind that have come and that nobody has waited for."""
+        return [event for event in self._events if isinstance(event, kind)]
+
+    def reserve(self, attempt: str, tokens: int, *, receive: bool, ttl_s: float = 60.0) -> m.Reserved:
+        self.tell(m.Reserve(attempt=attempt, tokens=tokens, ttl_s=ttl_s, receive=receive))
+        return self.await_event(m.Reserved, attempt)
+
+    def release(self, attempt: str) -> None:
+        self.tell(m.Release(attempt))
+        self.await_event(m.Released, attempt)
+
+    def span(self, reserved: m.Reserved) -> memoryview:
+        return self.pool[reserved.span : reserved.span + reserved.nbytes]
+
+    def fill(self, reserved: m.Reserved) -> None:
+        self.span(reserved)[:] = os.urandom(reserved.nbytes)
+
+    def send_to(self, peer: "Pump", here: str, there: m.Reserved, tokens: int, address: str | None = None) -> None:
+        self.tell(
+            m.Send(
+                attempt=here,
+                address=address or peer.address,
+                peer_incarnation=peer.incarnation,
+                generation=there.generation,
+                chunk_ends=chunk_ends(tokens, CHUNK_TOKENS),
+            )
+        )
+
+    def assert_baseline(self) -> m.Load:
+        """No span, no connection, all of the pool free, as of now: what was reported earlier does not count."""
+        self.release(attempt_id())
+        self.load = None
+        return self.await_load(lambda load: not load.spans and not load.connections and load.free_bytes == POOL_BYTES)
+
+    def hang_up(self) -> None:
+        """End what wrote to this pump by hand."""
+        for stranger in self.strangers:
+            stranger.close()
+        self.strangers.clear()
+
+    def close(self) -> None:
+        self.hang_up()
+        self.node.close()
+        try:
+            self.process.wait(LIVENESS_S)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            os.close(self._fd)
+
+    def _await(self, wanted: Callable[[m.Event], bool]) -> E:
+        deadline = time.monotonic() + LIVENESS_S
+        while True:
+            for index, event in enumerate(self._events):
+                if wanted(event):
+                    return self._events.pop(index)
+            self._receive(deadline)
+
+    def _receive(self, deadline: float) -> None:
+        events = self.node.receive(max(0.01, deadline - time.monotonic()))
+        assert events is not None, "the pump has ended"
+        assert events, f"nothing in time; have {self._events}, {self.load}"
+        for event in events:
+            if isinstance(event, m.Load):
+                self.load = event
+            else:
+                self._events.append(event)
+        assert time.monotonic() < deadline, f"not in time; have {self._events}, {self.load}"
+
+
+def start_transfer(
+    source: Pump, target: Pump, tokens: int, *, address: str | None = None
+) -> tuple[str, m.Reserved, m.Reserved]:
+    """Reserved on both sides, filled at the source and offered; no part is ready yet."""
+    attempt = attempt_id()
+    there = target.reserve(attempt, tokens, receive=True)
+    here = source.reserve(attempt, tokens, receive=False)
+    source.fill(here)
+    source.send_to(target, attempt, there, tokens, address)
+    return attempt, here, there
+
+
+class WirePeer:
+    """A dialler that writes frames by hand: what a broken or hostile sender might say."""
+
+    def __init__(self, pump: Pump, attempt: str, generation: int, *, incarnation: int | None = None) -> None:
+        self.attempt, self.generation = attempt, generation
+        self.sock = socket.create_connection(("127.0.0.1", pump.port), timeout=LIVENESS_S)
+        pump.strangers.append(self.sock)
+        self._incarnation = pump.incarnation if incarnation is None else incarnation
+
+    def hello(self, namespace: str = NAMESPACE, wire: tuple[int, int] = (1, 1)) -> Header:
+        hello = greeting.Hello(
+            node="hand", namespace=namespace, oldest_wire=wire[0], newest_wire=wire[1], incarnation=self._incarnation
+        )
+        self.write(Kind.HELLO, greeting.pack(hello))
+        return self.read()
+
+    def write(self, kind: Kind, payload: bytes = b"") -> None:
+        header = frames.header_for(kind, payload, attempt=self.attempt, generation=self.generation)
+        self.sock.sendall(header + payload)
+
+    def offer(self, tokens: int, *, without: int | None = None) -> Header:
+        made, parts = offer.offer_for(LAYOUT, tokens, chunk_ends(tokens, CHUNK_TOKENS))
+        listed = [part for part in parts if part.index != without]
+        made = offer.Offer(tokens=made.tokens, chunk_ends=made.chunk_ends, manifest=offer.manifest(listed))
+        self.write(Kind.OFFER, greeting.pack(made))
+        return self.read()
+
+    def part(self, tokens: int, number: int, payload: bytes | None = None, **changes: int) -> bytes:
+        part = LAYOUT.parts(tokens, chunk_ends(tokens, CHUNK_TOKENS))[number]
+        payload = os.urandom(part.nbytes) if payload is None else payload
+        fields = {
+            "generation": self.generation,
+            "index": number,
+            "offset": part.offset,
+            "length": len(payload),
+        } | changes
+        header = Header(kind=Kind.PART, attempt=self.attempt, payload_crc=frames.crc32c(payload), **fields)
+        self.sock.sendall(frames.encode(header) + payload)
+        return payload
+
+    def seal(self, tokens: int, payloads: dict[int, bytes]) -> None:
+        parts = LAYOUT.parts(tokens, chunk_ends(tokens, CHUNK_TOKENS))
+        crcs = [frames.crc32c(payloads[index]) for index in sorted(payloads)]
+        self.write(Kind.SEAL, greeting.pack(offer.seal_for(tokens, parts, crcs)))
+
+    def read(self) -> Header:
+        """The next frame; a refusal is raised as the ProtocolError it stands for."""
+        header = frames.decode(self._exactly(frames.HEADER_BYTES))
+        payload = self._exactly(header.length)
+        if header.kind in (Kind.REFUSE, Kind.ABORT):
+            raise greeting.refused(payload)
+        return header
+
+    def is_closed(self) -> bool:
+        """Whether the other end hangs up, saying nothing more."""
+        try:
+            return not self.sock.recv(1)
+        except ConnectionError:
+            return True
+
+    def _exactly(self, nbytes: int) -> bytes:
+        data = b""
+        while len(data) < nbytes:
+            more = self.sock.recv(nbytes - len(data))
+            if not more:
+                raise frames.ProtocolError(Cause.PEER_GONE, "closed")
+            data += more
+        return data
+
+
+class Line:
+    """A TCP line to a pump. `meddle(bytes so far, data)` sees what the dialler sends and returns what arrives; None
+    cuts the line. A stalled line stays open and carries nothing."""
+
+    def __init__(self, pump: Pump, meddle: Callable[[int, bytes], bytes | None] = lambda _, data: data) -> None:
+        self._target, self._meddle = pump.port, meddle
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._door.getsockname()[1]}"
+        self.carried = 0
+        self._flows = threading.Event()
+        self._flows.set()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def stall(self) -> None:
+        self._flows.clear()
+
+    def close(self) -> None:
+        self._flows.set()
+        self._door.close()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            near, _ = self._door.accept()
+            with near, socket.create_connection(("127.0.0.1", self._target)) as far:
+                while self._carry(near, far):
+                    pass
+
+    def _carry(self, near: socket.socket, far: socket.socket) -> bool:
+        for sock in select.select([near, far], [], [])[0]:
+            data = sock.recv(1 << 16)
+            self._flows.wait()
+            if sock is near and data:
+                changed = self._meddle(self.carried, data)
+                self.carried += len(data)
+                if changed is None:
+                    return False
+                far.sendall(changed)
+            elif data:
+                near.sendall(data)
+            else:
+                return False
+        return True
+
+
+@contextlib.contextmanager
+def pumps(*settings: dict[str, object]) -> Iterator[list[Pump]]:
+    with contextlib.ExitStack() as stack:
+        started = []
+        for setting in settings:
+            pump = Pump(**setting)
+            stack.callback(pump.close)
+            started.append(pump)
+        yield started
+
+
+def kill(pump: Pump) -> None:
+    pump.process.send_signal(signal.SIGKILL)
+    pump.process.wait()
