@@ -1,0 +1,216 @@
+"""The token link of one router process to its workers: one connection each, opened when first needed.
+
+`TokenLink` is the port, `GrpcTokenLink` its adapter, `LinkPool` keeps one link per life of a node. A link never waits
+for an unreachable worker longer than the connect timeout, and while it backs off it refuses at once, so that a dead
+worker costs a request no time that another worker could use.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import grpc
+import msgspec
+
+from prfaas.cluster import ClusterView, Incarnation, Node, NodeId
+from prfaas.errors import PeerUnavailable
+from prfaas.live.leg import Leg
+from prfaas.live.link_stream import LinkCounters, LinkStream
+from prfaas.request import AttemptId
+from prfaas.rpc.translate import MAX_MESSAGE_BYTES, unpack_description
+from prfaas.rpc.v1 import worker_pb2 as pb
+from prfaas.rpc.v1.worker_pb2_grpc import WorkerStub
+
+ChannelOptions = Sequence[tuple[str, int]]
+ChannelFactory = Callable[[str, ChannelOptions], grpc.aio.Channel]
+
+
+class LinkParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How patient the token link is."""
+
+    #: From the first packet to a worker that has said who it is. Lower gives up sooner on far regions.
+    connect_s: float = 3.0
+    #: Silence after which a ping is sent, and how long its answer may take: together they bound a half-open connection.
+    keepalive_s: float = 10.0
+    keepalive_timeout_s: float = 3.0
+    #: Pause after a failed connect, doubled with each further failure up to the maximum.
+    backoff_s: float = 0.1
+    max_backoff_s: float = 5.0
+
+
+class TokenLink(Protocol):
+    """The connection of this router process to one life of one worker."""
+
+    @property
+    def incarnation(self) -> Incarnation: ...
+
+    @property
+    def open_legs(self) -> int: ...
+
+    async def open(self, attempt: AttemptId, max_events: int) -> Leg:
+        """A leg for the attempt, which will see at most `max_events` events. Raises PeerUnavailable."""
+        ...
+
+    def drop(self) -> None:
+        """Fails every open leg now; the connection closes by itself."""
+        ...
+
+    async def close(self) -> None:
+        """`drop`, and wait until the connection is closed."""
+        ...
+
+
+class GrpcTokenLink:
+    def __init__(
+        self,
+        address: str,
+        node: NodeId,
+        incarnation: Incarnation,
+        *,
+        params: LinkParams,
+        counters: LinkCounters,
+        channel: ChannelFactory = grpc.aio.insecure_channel,
+    ) -> None:
+        self.address, self.node, self.incarnation = address, node, incarnation
+        self._params, self._counters, self._channel = params, counters, channel
+        self._stream: LinkStream | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._dialing: asyncio.Task[LinkStream] | None = None
+        self._failures, self._not_before, self._last_error = 0, 0.0, ""
+        self._dropped = False
+
+    @property
+    def open_legs(self) -> int:
+        return self._stream.open_legs if self._stream is not None else 0
+
+    async def open(self, attempt: AttemptId, max_events: int) -> Leg:
+        stream = self._stream
+        if stream is None or not stream.alive:
+            stream = await self._dialed()
+        return stream.open(attempt, max_events)
+
+    def drop(self) -> None:
+        self._dropped = True
+        if self._stream is not None:
+            self._stream.end("the link was closed")
+        for task in (self._dialing, self._running):
+            if task is not None:
+                task.cancel()
+
+    async def close(self) -> None:
+        self.drop()
+        if tasks := [task for task in (self._dialing, self._running) if task is not None]:
+            await asyncio.wait(tasks)
+
+    async def _dialed(self) -> LinkStream:
+        """Everybody who needs the connection waits for the same attempt at it; one that leaves does not end it."""
+        if self._dropped:
+            raise PeerUnavailable(self.node, "the link was closed")
+        if self._dialing is None:
+            if (wait_s := self._not_before - asyncio.get_running_loop().time()) > 0:
+                raise PeerUnavailable(self.node, f"next connect in {wait_s:.1f} s, the last failed: {self._last_error}")
+            self._dialing = asyncio.create_task(self._dial(), name=f"token-link-dial {self.node}")
+            self._dialing.add_done_callback(self._settle)
+        dialing = self._dialing
+        await asyncio.wait({dialing})
+        if dialing.cancelled():
+            raise PeerUnavailable(self.node, "the link was closed")
+        if (error := dialing.exception()) is not None:
+            raise PeerUnavailable(self.node, self._last_error) from error
+        return dialing.result()
+
+    def _settle(self, dialing: asyncio.Task[LinkStream]) -> None:
+        self._dialing = None
+        if dialing.cancelled():
+            return
+        if (error := dialing.exception()) is None:
+            self._stream, self._failures = dialing.result(), 0
+            self._running = asyncio.create_task(self._stream.run(), name=f"token-link {self.node}")
+            self._counters.connections += 1
+            if self._dropped:
+                self.drop()
+            return
+        pause_s = min(self._params.backoff_s * 2**self._failures, self._params.max_backoff_s)
+        self._failures += 1
+        self._not_before = asyncio.get_running_loop().time() + pause_s
+        self._last_error = error.detail if isinstance(error, PeerUnavailable) else repr(error)
+
+    async def _dial(self) -> LinkStream:
+        """A channel to the worker that is meant, not to whoever has its address now."""
+        channel = self._channel(self.address, channel_options(self._params))
+        try:
+            async with asyncio.timeout(self._params.connect_s):
+                await self._ready(channel)
+                found = unpack_description(await WorkerStub(channel).Describe(pb.DescribeRequest()))
+            if (found.node, found.incarnation) != (self.node, self.incarnation):
+                raise PeerUnavailable(self.node, f"{self.address} is now another life, or another node: {found.node}")
+        except BaseException as error:
+            await channel.close()
+            match error:
+                case TimeoutError():
+                    detail = f"no answer from {self.address} within {self._params.connect_s} s"
+                    raise PeerUnavailable(self.node, detail) from error
+                case grpc.aio.AioRpcError():
+                    raise PeerUnavailable(self.node, error.details() or error.code().name) from error
+                case _:
+                    raise
+        return LinkStream(self.node, channel, self._counters)
+
+    async def _ready(self, channel: grpc.aio.Channel) -> None:
+        """gRPC would go on trying behind our back; we want to know at once that nobody listens."""
+        while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                raise PeerUnavailable(self.node, f"{self.address} refused the connection")
+            await channel.wait_for_state_change(state)
+
+
+def channel_options(params: LinkParams) -> ChannelOptions:
+    return (
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", round(params.keepalive_s * 1000)),
+        ("grpc.keepalive_timeout_ms", round(params.keepalive_timeout_s * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),
+        # A keepalive ping waits behind a bandwidth probe that is under way, and that one has by itself a minute.
+        ("grpc.http2.ping_timeout_ms", round((params.keepalive_s + params.keepalive_timeout_s) * 1000)),
+        # A channel is one connection; the shared pool would hand a new link the back-off of an old one.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_retries", 0),
+    )
+
+
+class LinkPool:
+    """One link per node, for its present incarnation. A node that has left keeps its link while legs are open on it: it
+    may have lost its lease and still be serving, and if it is dead the link breaks by itself."""
+
+    def __init__(self, connect: Callable[[Node], TokenLink]) -> None:
+        self._connect = connect
+        self._links: dict[NodeId, TokenLink] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def link(self, node: Node) -> TokenLink:
+        link = self._links.get(node.id)
+        if link is None or link.incarnation != node.incarnation:
+            self._drop(node.id)
+            link = self._links[node.id] = self._connect(node)
+        return link
+
+    def retain(self, view: ClusterView) -> None:
+        """Drops the links to earlier lives of the nodes in the view, and the idle ones to nodes that are not in it."""
+        for node_id, link in tuple(self._links.items()):
+            node = view.nodes.get(node_id)
+            if node.incarnation != link.incarnation if node is not None else not link.open_legs:
+                self._drop(node_id)
+
+    async def close(self) -> None:
+        for node_id in tuple(self._links):
+            self._drop(node_id)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    def _drop(self, node_id: NodeId) -> None:
+        if (link := self._links.pop(node_id, None)) is not None:
+            link.drop()
+            closing = asyncio.create_task(link.close(), name=f"token-link-close {node_id}")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)

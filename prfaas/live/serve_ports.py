@@ -1,0 +1,178 @@
+"""The ports of `flows.serve` over token links.
+
+Deadlines are the flow's: every call here waits only for its worker's answer or for the end of the link, and the flow
+puts `within` around it. What a flow took it gives back with `release`, which works at any point, also in a cancelled
+task.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from prfaas.cluster import ClusterView, Incarnation, Node, NodeId
+from prfaas.errors import EngineFailed, PeerUnavailable
+from prfaas.flows.ports import Clock, PrefillReport, Reservation, TokenBatch
+from prfaas.live.leg import Answer, Leg
+from prfaas.live.link import LinkPool
+from prfaas.request import AttemptId, Request
+from prfaas.rpc.commands import Decode, Destination, Done, Prefill, PrefillDone, Reserve, Reserved, Tokens
+
+T = TypeVar("T")
+E = TypeVar("E", Reserved, PrefillDone)
+
+#: Events of an attempt that are not tokens: Reserved, PrefillDone, Done.
+OTHER_EVENTS = 3
+
+
+class LiveServePorts:
+    """One for all requests of a router process.
+
+    `attempt_deadline_s` is how long a worker keeps what nobody releases: the safety net for a router that is alive and
+    has forgotten, so longer than any request may take.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        view: Callable[[], ClusterView],
+        links: LinkPool,
+        new_id: Callable[[], AttemptId],
+        *,
+        attempt_deadline_s: float = 3600.0,
+    ) -> None:
+        self._clock, self._view, self._links, self._new_id = clock, view, links, new_id
+        self._attempt_deadline_s = attempt_deadline_s
+        self._seen: ClusterView | None = None
+        self._legs: dict[tuple[NodeId, AttemptId], Leg] = {}
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    async def sleep(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+
+    async def within(self, seconds: float, stage: str, awaitable: Awaitable[T]) -> T:
+        return await self._clock.within(seconds, stage, awaitable)
+
+    async def race(self, contenders: Mapping[str, Awaitable[Any]]) -> tuple[str, Any]:
+        return await self._clock.race(contenders)
+
+    def view(self) -> ClusterView:
+        view = self._view()
+        if view is not self._seen:
+            self._seen = view
+            self._links.retain(view)
+        return view
+
+    def new_attempt(self) -> AttemptId:
+        return self._new_id()
+
+    async def reserve(self, decode: NodeId, attempt: AttemptId, request: Request, source: NodeId) -> Reservation:
+        origin = self._node(source)
+        leg = await self._leg(decode, attempt, request)
+        leg.send(
+            Reserve(
+                request_id=request.id,
+                prompt=request.prompt,
+                sampling=request.sampling,
+                source_node=origin.id,
+                source_region=origin.region,
+                source_namespace=origin.namespace,
+                deadline_s=self._attempt_deadline_s,
+            )
+        )
+        reserved = _expect(leg, Reserved, await leg.next())
+        return Reservation(
+            decode=decode,
+            attempt=attempt,
+            kv_address=reserved.kv_address,
+            generation=reserved.generation,
+            incarnation=reserved.incarnation,
+        )
+
+    async def prefill(
+        self, prefill: NodeId, attempt: AttemptId, request: Request, reservation: Reservation
+    ) -> PrefillReport:
+        leg = await self._leg(prefill, attempt, request)
+        held = self._held(reservation)
+        leg.send(
+            Prefill(
+                request_id=request.id,
+                prompt=request.prompt,
+                destination=_destination(reservation) if leg is not held else None,
+                deadline_s=self._attempt_deadline_s,
+            )
+        )
+        # A reservation that is lost ends the prefill now, not when the sender finds out.
+        answer: Answer
+        if leg is held:
+            answer = await leg.next()
+        else:
+            _, answer = await self._clock.race({"prefill": leg.next(), "reservation": held.lost()})
+        done = _expect(leg, PrefillDone, answer)
+        return PrefillReport(
+            queue_s=done.queue_s,
+            compute_s=done.compute_s,
+            exposed_s=done.exposed_s,
+            prefill_tokens=done.prefill_tokens,
+            kv_bytes=done.kv_bytes,
+        )
+
+    async def decode(self, reservation: Reservation, request: Request) -> AsyncIterator[TokenBatch]:
+        leg = self._held(reservation)
+        leg.send(Decode())
+        while True:
+            match await leg.next():
+                case Tokens() as new:
+                    yield TokenBatch(
+                        tokens=new.tokens,
+                        top_logits=new.top_logits,
+                        first_queue_s=new.first_queue_s,
+                        first_step_s=new.first_step_s,
+                    )
+                case Done() as done:
+                    yield TokenBatch(tokens=b"", finish=done.reason, recomputed_tokens=done.recomputed_tokens)
+                    return
+                case other:
+                    raise _out_of_order(leg, other)
+
+    def release(self, node: NodeId, attempt: AttemptId) -> None:
+        if (leg := self._legs.pop((node, attempt), None)) is not None:
+            leg.close()
+
+    def _node(self, node: NodeId) -> Node:
+        if (found := self.view().nodes.get(node)) is None:
+            raise PeerUnavailable(node, "it has left the cluster")
+        return found
+
+    async def _leg(self, node: NodeId, attempt: AttemptId, request: Request) -> Leg:
+        """The attempt's leg on the node, opened with its first command there."""
+        if (leg := self._legs.get((node, attempt))) is not None:
+            return leg
+        link = self._links.link(self._node(node))
+        leg = await link.open(attempt, request.sampling.max_tokens + OTHER_EVENTS)
+        self._legs[node, attempt] = leg
+        return leg
+
+    def _held(self, reservation: Reservation) -> Leg:
+        if (leg := self._legs.get((reservation.decode, reservation.attempt))) is None:
+            raise PeerUnavailable(reservation.decode, "the reservation was released")
+        return leg
+
+
+def _destination(reservation: Reservation) -> Destination:
+    return Destination(
+        node=reservation.decode,
+        incarnation=Incarnation(reservation.incarnation),
+        kv_address=reservation.kv_address,
+        generation=reservation.generation,
+    )
+
+
+def _expect(leg: Leg, kind: type[E], answer: Answer) -> E:
+    if not isinstance(answer, kind):
+        raise _out_of_order(leg, answer)
+    return answer
+
+
+def _out_of_order(leg: Leg, answer: Answer) -> EngineFailed:
+    return EngineFailed(leg.node, f"answered out of order with {type(answer).__name__}")

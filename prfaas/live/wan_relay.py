@@ -1,0 +1,139 @@
+"""A relay that makes the KV path between two regions as slow and as far as it is told, without touching the kernel.
+
+One relay is one WAN: all its routes and connections share a line per direction (see `prfaas.live.wan_line`).
+"""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple, Self
+
+import structlog
+
+from prfaas.live.wan_line import QUANTUM_BYTES, Leg, Line, Pipe
+from prfaas.observe import names
+from prfaas.observe.http import serve_text
+from prfaas.observe.metrics import CONTENT_TYPE, Metrics
+
+CONNECT_S = 10.0
+MAX_CONNECTIONS = 512
+
+log = structlog.get_logger()
+
+
+class RelayRoute(NamedTuple):
+    """Listen here, connect there for each connection."""
+
+    listen_host: str
+    listen_port: int
+    target_host: str
+    target_port: int
+
+
+class WanRelay:
+    """The relay within a running event loop: `async with await WanRelay.start(...) as relay`. `ports` are those it
+    listens on, in the order of the routes."""
+
+    def __init__(self, bits_per_s: float, rtt_s: float) -> None:
+        self.metrics = Metrics(names.RELAY)
+        self.ports: list[int] = []
+        self._forward, self._backward = Line(bits_per_s, rtt_s / 2), Line(bits_per_s, rtt_s / 2)
+        self._servers: list[asyncio.Server] = []
+        self._connections: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def start(cls, routes: Sequence[RelayRoute], *, bits_per_s: float, rtt_s: float) -> Self:
+        """Raises OSError when a route's address cannot be listened on; then none is."""
+        relay = cls(bits_per_s, rtt_s)
+        try:
+            for route in routes:
+                relay.ports.append(await relay._listen(route))
+        except OSError:
+            await relay.stop()
+            raise
+        return relay
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Stop listening and reset what is still connected."""
+        for server in self._servers:
+            server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _listen(self, route: RelayRoute) -> int:
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.create_task(self._relay(route, Leg(reader, writer)), name="wan-connection")
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+
+        sock = socket.create_server((route.listen_host, route.listen_port), backlog=MAX_CONNECTIONS)
+        self._servers.append(await asyncio.start_server(accept, sock=sock, limit=QUANTUM_BYTES))
+        return int(sock.getsockname()[1])
+
+    async def _relay(self, route: RelayRoute, client: Leg) -> None:
+        if len(self._connections) > MAX_CONNECTIONS:
+            client.reset()
+            return
+        legs = [client]
+        try:
+            legs.append(await self._connect(route))
+            await self._join(*legs)
+            for leg in legs:
+                leg.writer.close()  # both directions have ended: sends what is left, then closes
+        except (OSError, TimeoutError) as error:
+            log.warning("relay target unreachable", host=route.target_host, port=route.target_port, error=str(error))
+            client.reset()
+        except BaseException:
+            for leg in legs:
+                leg.reset()
+            raise
+
+    async def _connect(self, route: RelayRoute) -> Leg:
+        async with asyncio.timeout(CONNECT_S):
+            reader, writer = await asyncio.open_connection(route.target_host, route.target_port, limit=QUANTUM_BYTES)
+        return Leg(reader, writer)
+
+    async def _join(self, client: Leg, target: Leg) -> None:
+        for leg in (client, target):
+            leg.bound_buffers()
+        forward = Pipe(client, target, self._forward, partial(self._count, "forward"))
+        backward = Pipe(target, client, self._backward, partial(self._count, "backward"))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(forward.run(), name="wan-forward")
+            tasks.create_task(backward.run(), name="wan-backward")
+
+    def _count(self, direction: str, nbytes: int) -> None:
+        self.metrics.add(names.RELAY_BYTES, nbytes, direction=direction)
+
+
+def run_relay(
+    routes: Sequence[RelayRoute], *, bits_per_s: float, rtt_s: float, metrics_address: tuple[str, int] | None = None
+) -> None:
+    """Relay until SIGTERM or SIGINT. With `metrics_address` (host, port) `/metrics` is served there."""
+    asyncio.run(_run(routes, bits_per_s, rtt_s, metrics_address))
+
+
+async def _run(
+    routes: Sequence[RelayRoute], bits_per_s: float, rtt_s: float, metrics_address: tuple[str, int] | None
+) -> None:
+    stopping = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
+    async with await WanRelay.start(routes, bits_per_s=bits_per_s, rtt_s=rtt_s) as relay:
+        log.info("wan relay listening", ports=relay.ports, bits_per_s=bits_per_s, rtt_s=rtt_s)
+        if metrics_address is None:
+            await stopping.wait()
+        else:
+            pages = {"/metrics": lambda: (200, CONTENT_TYPE, relay.metrics.exposition())}
+            async with await serve_text(*metrics_address, pages) as server:
+                log.info("metrics listening", port=server.sockets[0].getsockname()[1])
+                await stopping.wait()
