@@ -1,0 +1,205 @@
+"""The configuration: one frozen tree, read once. Code receives its own section, never the tree.
+
+Order of precedence: command line, environment (`PRFAAS_<SECTION>_<FIELD>`), file (TOML), default. Unknown keys are
+errors that name the path.
+"""
+
+import os
+import secrets
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from prfaas.errors import ConfigError
+from prfaas.flows.serve import OnPrefillFailure
+
+SECRET_FIELDS = frozenset({"cluster_secret", "password"})
+MASK = "********"
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class ClusterConfig(_Section, frozen=True):
+    name: Annotated[str, Meta(description="Prefix of this cluster's keys in the store.")] = "default"
+    pd_region: Annotated[str, Meta(description="Region that decodes; prefill elsewhere is remote.")] = "b"
+    cluster_secret: Annotated[
+        str, Meta(description="Keys the tenants' cache salts. Must be equal on all routers; never stored.")
+    ] = msgspec.field(default_factory=lambda: secrets.token_hex(16))
+
+
+class StoreConfig(_Section, frozen=True):
+    endpoints: Annotated[tuple[str, ...], Meta(description="host:port of each etcd member.")] = ("127.0.0.1:2379",)
+    username: Annotated[str, Meta(description="etcd user; empty: no authentication.")] = ""
+    password: Annotated[str, Meta(description="etcd password.")] = ""
+    lease_ttl_s: Annotated[
+        float,
+        Meta(gt=0, description="Membership lease. Shorter notices a lost node sooner, but breaks on store hiccups."),
+    ] = 30.0
+
+
+class RoutingConfig(_Section, frozen=True):
+    threshold_tokens: Annotated[
+        int, Meta(ge=0, description="t: prompts with more uncached tokens than this are prefilled remotely.")
+    ] = 2048
+    bandwidth: Annotated[
+        Literal["scarce", "abundant"],
+        Meta(
+            description="scarce: only the PD region's cache counts; abundant: the longer cache of both regions counts."
+        ),
+    ] = "scarce"
+
+
+class RouterConfig(_Section, frozen=True):
+    host: Annotated[str, Meta(description="Address of the OpenAI endpoint.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port of the OpenAI endpoint; 0 takes a free one.")] = 8000
+    model_dir: Annotated[str, Meta(description="Model folder, for its tokenizer and chat template.")] = ""
+    max_attempts: Annotated[int, Meta(ge=1, description="Tries at one request before its first token.")] = 3
+    reserve_timeout_s: Annotated[float, Meta(gt=0, description="Wait for room on a decode node.")] = 5.0
+    prefill_timeout_s: Annotated[float, Meta(gt=0, description="Wait for prefill and transfer of one attempt.")] = 60.0
+    prefill_timeout_s_per_token: Annotated[
+        float,
+        Meta(ge=0, description="Added to that wait for each prompt token; long prompts compute and cross longer."),
+    ] = 0.002
+    on_prefill_failure: Annotated[
+        OnPrefillFailure,
+        Meta(description="retry: another prefill node, the decode node at last; local: there at once; fail: give up."),
+    ] = OnPrefillFailure.RETRY
+    first_token_timeout_s: Annotated[float, Meta(gt=0, description="Wait for the first token after hand-off.")] = 60.0
+    token_gap_timeout_s: Annotated[float, Meta(gt=0, description="Longest wait between two tokens.")] = 60.0
+    max_in_flight: Annotated[
+        int, Meta(ge=1, description="Requests being served at once; more get 503. Each holds its prompt in memory.")
+    ] = 1024
+    max_body_bytes: Annotated[int, Meta(ge=1024, description="Longest request body.")] = 16 << 20
+    drain_timeout_s: Annotated[float, Meta(gt=0, description="How long SIGTERM lets requests finish.")] = 30.0
+
+
+class WorkerConfig(_Section, frozen=True):
+    id: Annotated[str, Meta(description="Name of this node, unique in the cluster.")] = ""
+    region: Annotated[str, Meta(description="Region this node is in.")] = ""
+    role: Annotated[
+        Literal["prefill", "decode", "mixed"], Meta(description="Role of a PD node at start; prefill workers have one.")
+    ] = "mixed"
+    model_dir: Annotated[str, Meta(description="Model folder, any of the supported families.")] = ""
+    rpc_host: Annotated[str, Meta(description="Address the gRPC server binds.")] = "127.0.0.1"
+    rpc_port: Annotated[int, Meta(ge=0, le=65535, description="gRPC port; 0 takes a free one.")] = 0
+    rpc_advertise: Annotated[str, Meta(description="host:port at which routers reach it; empty: as bound.")] = ""
+    metrics_host: Annotated[str, Meta(description="Address of /metrics, /live and /ready.")] = "127.0.0.1"
+    metrics_port: Annotated[int, Meta(ge=0, le=65535, description="Port of /metrics; 0 takes a free one.")] = 0
+    max_sequences: Annotated[
+        int, Meta(ge=1, description="Requests reserved or decoding at once. Higher raises throughput and ITL.")
+    ] = 64
+    max_tokens: Annotated[
+        int, Meta(ge=1, description="Sum of prompt and output tokens of those requests: bounds the engine's memory.")
+    ] = 1 << 20
+    max_prefill_tokens: Annotated[
+        int, Meta(ge=1, description="Prompt tokens waiting for or in prefill; more are refused.")
+    ] = 1 << 20
+    max_fallback_prefills: Annotated[
+        int,
+        Meta(ge=1, description="Prefills that a node with role decode still accepts at once, for failed transfers."),
+    ] = 8
+    drain_timeout_s: Annotated[float, Meta(gt=0, description="How long SIGTERM lets attempts finish.")] = 30.0
+
+
+class KvConfig(_Section, frozen=True):
+    pool_bytes: Annotated[int, Meta(ge=1 << 16, description="Shared memory for KV on its way in or out.")] = 1 << 30
+    host: Annotated[str, Meta(description="Address the KV plane binds.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="KV port; 0 takes a free one.")] = 0
+    advertise: Annotated[
+        dict[str, str],
+        Meta(description='host:port per peer region; key "" is for all others. Empty: as bound.'),
+    ] = {}
+    connect_s: Annotated[float, Meta(gt=0, description="Deadline for connecting and greeting.")] = 5.0
+    no_progress_s: Annotated[
+        float, Meta(gt=0, description="A transfer on which nothing moves this long is given up.")
+    ] = 10.0
+
+
+class LogConfig(_Section, frozen=True):
+    format: Annotated[Literal["json", "text"], Meta(description="json for machines, text for a terminal.")] = "text"
+    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least severe level shown.")] = (
+        "info"
+    )
+
+
+class Config(_Section, frozen=True):
+    cluster: ClusterConfig = ClusterConfig()
+    store: StoreConfig = StoreConfig()
+    routing: RoutingConfig = RoutingConfig()
+    router: RouterConfig = RouterConfig()
+    worker: WorkerConfig = WorkerConfig()
+    kv: KvConfig = KvConfig()
+    log: LogConfig = LogConfig()
+
+
+def fields() -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
+    """Every setting as (section name, field)."""
+    for section in msgspec.structs.fields(Config):
+        for field in msgspec.structs.fields(section.type):
+            yield section.name, field
+
+
+def load(
+    path: Path | None = None,
+    overrides: Mapping[tuple[str, str], Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Config:
+    """The configuration out of file, environment and `overrides` ({(section, field): value}). Raises ConfigError."""
+    tree: dict[str, Any] = _read(path) if path else {}
+    for section, field in fields():
+        name = f"PRFAAS_{section}_{field.name}".upper()
+        if name in environ:
+            _put(tree, section, field.name, _parse(environ[name], field.type))
+    for (section_name, field_name), value in (overrides or {}).items():
+        _put(tree, section_name, field_name, value)
+    try:
+        return msgspec.convert(tree, Config, strict=False)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `$")
+        raise ConfigError(where.strip("`.") or "configuration", message) from error
+
+
+def dump(config: Config) -> dict[str, Any]:
+    """The whole tree as plain values with secrets masked."""
+    tree: dict[str, Any] = msgspec.to_builtins(config)
+    for section in tree.values():
+        for name in SECRET_FIELDS & section.keys():
+            section[name] = MASK if section[name] else ""
+    return tree
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(str(path), error.strerror or "unreadable") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), f"not TOML: {error}") from error
+
+
+def _put(tree: dict[str, Any], section: str, field: str, value: Any) -> None:
+    branch = tree.setdefault(section, {})
+    if not isinstance(branch, dict):
+        raise ConfigError(section, "must be a table")
+    branch[field] = value
+
+
+def _parse(text: str, kind: Any) -> Any:
+    """Environment values: lists are comma-separated, tables are `key=value` pairs, the rest is converted by type."""
+    base = getattr(kind, "__origin__", kind) if not hasattr(kind, "__metadata__") else kind.__origin__
+    origin = getattr(base, "__origin__", base)
+    if origin is tuple:
+        return [item.strip() for item in text.split(",") if item.strip()]
+    if origin is dict:
+        pairs = (item.strip().rpartition("=") for item in text.split(","))
+        return {key: value for key, _, value in pairs}
+    return text

@@ -1,0 +1,78 @@
+"""The two other processes of a worker: engine and pump, and the pool of shared memory between them.
+
+The three are one failure unit: when one ends, the worker ends, and a new incarnation begins.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from prfaas.engine import messages as engine_messages
+from prfaas.errors import PeerUnavailable
+from prfaas.ipc import AsyncChannel
+from prfaas.process import end
+from prfaas.transfer.pump import messages as pump_messages
+
+STOP_GRACE_S = 5.0
+
+
+class Child:
+    """A child process and the channel to it."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, channel: AsyncChannel[Any]) -> None:
+        self.name, self.process, self.channel = name, process, channel
+
+    @classmethod
+    async def spawn(cls, name: str, incoming: Any, pool_fd: int, *args: str) -> "Child":
+        """Run `python -m *args --fd N --pool-fd M`."""
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                *args,
+                "--fd",
+                str(theirs.fileno()),
+                "--pool-fd",
+                str(pool_fd),
+                pass_fds=(theirs.fileno(), pool_fd),
+                stdin=asyncio.subprocess.DEVNULL,
+            )
+        finally:
+            theirs.close()
+        return cls(name, process, await AsyncChannel.over(ours, incoming))
+
+    async def watch(self) -> None:
+        """Raise PeerUnavailable when the process ends."""
+        code = await self.process.wait()
+        raise PeerUnavailable(self.name, f"its process ended with {code}")
+
+    async def stop(self) -> None:
+        self.channel.close()
+        await end(self.process, STOP_GRACE_S)
+
+
+@asynccontextmanager
+async def children(model_dir: Path, pool_bytes: int) -> AsyncIterator[tuple[Child, Child]]:
+    """Engine and pump, running, on a new pool; both are stopped at the end."""
+    pool_fd = os.memfd_create("prfaas-pool")
+    try:
+        os.ftruncate(pool_fd, pool_bytes)
+        pump = await Child.spawn("pump", pump_messages.Event, pool_fd, "prfaas.transfer.pump")
+        try:
+            engine = await Child.spawn(
+                "engine", engine_messages.Event, pool_fd, "prfaas.node.engine_process", "--model", str(model_dir)
+            )
+            try:
+                yield engine, pump
+            finally:
+                await engine.stop()
+        finally:
+            await pump.stop()
+    finally:
+        os.close(pool_fd)

@@ -1,0 +1,111 @@
+"""The order of work inside an engine process: one decode step for every sequence, then one chunk of prefill, and again,
+so that a long prompt delays a running stream by no more than a chunk.
+
+An attempt is in exactly one place: queued prefill, kept, waiting decode, or active. What ended, failed or was cancelled
+is in none, and its span is not touched again: commands are handled between turns. Whatever the engine raises fails the
+attempts that were in that call, and the loop goes on.
+"""
+
+import time
+from collections.abc import Callable
+from typing import assert_never
+
+from prfaas.engine.messages import Cancel, Cancelled, Command, Decode, Event, Failed, Load, Prefill
+from prfaas.engine.port import Engine
+from prfaas.node.engine_decode import DecodeBatch
+from prfaas.node.engine_prefill import PrefillQueue
+from prfaas.node.engine_refusal import refusal
+from prfaas.node.engine_workbench import Workbench
+
+#: Sequences in one decode step. Admission on the node keeps below it, and far below the bound on attempts of each kind.
+MAX_BATCH = 64
+MAX_ATTEMPTS = 2048
+
+
+class EngineLoop:
+    """Everything runs on the caller's thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        pool: memoryview,
+        emit: Callable[[Event], None],
+        *,
+        now: Callable[[], float] = time.monotonic,
+        max_batch: int = MAX_BATCH,
+    ) -> None:
+        self._bench = Workbench(engine, pool, emit, now)
+        self._prefills, self._decodes = PrefillQueue(self._bench), DecodeBatch(self._bench, max_batch)
+
+    def handle(self, command: Command, arrived_s: float | None = None) -> None:
+        """Take a command. `arrived_s` is when it came, by the loop's clock; it may have waited for a turn."""
+        arrived_s = self._bench.now() if arrived_s is None else arrived_s
+        match command:
+            case Cancel():
+                self._forget(command.attempt)
+                self._bench.emit(Cancelled(command.attempt))
+            case Prefill() | Decode():
+                self._accept(command, arrived_s)
+            case _:
+                assert_never(command)
+
+    def turn(self) -> bool:
+        """One decode step and one chunk. True when there is more to do."""
+        self._decodes.start()
+        self._decodes.step()
+        # A sequence that lacks part of its prompt holds a place in the batch already, so it goes first.
+        if not self._decodes.recompute():
+            self._prefills.chunk()
+        return bool(len(self._prefills) or len(self._decodes))
+
+    def load(self) -> Load:
+        return Load(
+            queued_prefill_tokens=self._prefills.remaining_tokens + self._decodes.missing_tokens,
+            queued_sequences=self._decodes.waiting,
+            active_sequences=self._decodes.active,
+            kept_sequences=len(self._prefills.kept),
+            prefill_tokens_total=self._prefills.forwarded_tokens,
+            decode_forwarded_tokens_total=self._decodes.forwarded_tokens,
+            prefill_busy_s_total=self._prefills.busy_s,
+            decode_busy_s_total=self._decodes.busy_s,
+        )
+
+    def check(self) -> None:
+        """Assert what must hold between turns."""
+        attempts = [*self._prefills.attempts, *self._decodes.attempts]
+        assert len(attempts) == len(set(attempts)), "an attempt is in two places"
+        assert len(self._prefills.attempts) <= MAX_ATTEMPTS and len(self._decodes) <= MAX_ATTEMPTS
+        self._prefills.check()
+        self._decodes.check()
+
+    def _accept(self, command: Prefill | Decode, arrived_s: float) -> None:
+        attempt = command.attempt
+        if reason := self._refusal(command):
+            self._forget(attempt)
+            self._bench.emit(Failed(attempt, reason))
+        elif isinstance(command, Prefill):
+            self._prefills.add(command, arrived_s)
+        else:
+            self._decodes.add(command, self._prefills.kept.pop(attempt, None), arrived_s)
+
+    def _refusal(self, command: Prefill | Decode) -> str | None:
+        """A second command for an attempt in hand ends the attempt: a failed one must not go on writing to its span."""
+        attempt, kept = command.attempt, self._prefills.kept.get(command.attempt)
+        if attempt in self._prefills or attempt in self._decodes:
+            return "the attempt is already in hand"
+        match command:
+            case Prefill() if kept is not None:
+                return "the attempt is already prefilled"
+            case Prefill() if len(self._prefills.attempts) == MAX_ATTEMPTS:
+                return "too many prefills"
+            case Decode() if len(self._decodes) == MAX_ATTEMPTS:
+                return "too many sequences"
+            case Decode(span=int()) if kept is not None:
+                return "the attempt has both a span and a kept sequence"
+            case Decode(span=None) if command.tokens != (kept.tokens if kept is not None else 0):
+                return f"no sequence of {command.tokens} tokens was kept"
+        return refusal(command, self._bench.engine.info, len(self._bench.pool))
+
+    def _forget(self, attempt: str) -> None:
+        self._prefills.forget(attempt)
+        self._decodes.forget(attempt)

@@ -1,0 +1,123 @@
+"""The node's end of its pump process: spans and transfers, by attempt."""
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from typing import Any, TypeVar
+
+from prfaas.errors import Overloaded, PeerUnavailable, TransferFailed
+from prfaas.ipc import AsyncChannel
+from prfaas.node.answers import answered
+from prfaas.request import AttemptId
+from prfaas.transfer.pump import messages
+
+T = TypeVar("T")
+
+_EMPTY = messages.Load(
+    free_bytes=0,
+    total_bytes=0,
+    spans=0,
+    connections=0,
+    sent_bytes_total=0,
+    received_bytes_total=0,
+    refused_frames_total=0,
+    failed_transfers_total=0,
+)
+
+#: The pump answers reservations at once and releases within its no-progress time.
+ANSWER_DEADLINE_S = 30.0
+
+
+class PumpClient:
+    """Futures by attempt: at most one reservation and one transfer each."""
+
+    def __init__(self, node: str, channel: AsyncChannel[messages.Event]) -> None:
+        self._node, self._channel = node, channel
+        self._reserved: dict[str, asyncio.Future[messages.Reserved]] = {}
+        self._moved: dict[str, asyncio.Future[messages.Sent | messages.Received]] = {}
+        self._released: dict[str, asyncio.Future[None]] = {}
+        self._probed: dict[str, asyncio.Future[int | None]] = {}
+        self._port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.load = _EMPTY
+
+    async def start(self, command: messages.Start) -> int:
+        """Start the pump; the port that it listens on."""
+        self._channel.send(command)
+        return await self._answered(asyncio.shield(self._port))
+
+    async def run(self) -> None:
+        """Deliver events until the pump is gone; then raise PeerUnavailable."""
+        while (event := await self._channel.receive()) is not None:
+            self._deliver(event)
+        raise PeerUnavailable(f"pump of {self._node}", "its process ended")
+
+    def _deliver(self, event: messages.Event) -> None:
+        match event:
+            case messages.Listening():
+                self._port.set_result(event.port)
+            case messages.Load():
+                self.load = event
+            case messages.Reserved():
+                _resolve(self._reserved.pop(event.attempt, None), event)
+            case messages.Refused():
+                refusal = Overloaded(f"kv pool ({event.needed_bytes} bytes wanted, {event.free_bytes} free)")
+                _reject(self._reserved.pop(event.attempt, None), refusal)
+            case messages.Sent() | messages.Received():
+                _resolve(self._moved.get(event.attempt), event)
+            case messages.TransferLost():
+                lost = TransferFailed(event.attempt, event.cause, event.detail)
+                _reject(self._moved.get(event.attempt), lost)
+            case messages.Released():
+                _resolve(self._released.pop(event.attempt, None), None)
+            case messages.Probed():
+                _resolve(self._probed.pop(event.address, None), event.incarnation)
+
+    async def reserve(self, attempt: AttemptId, tokens: int, ttl_s: float, *, receive: bool) -> messages.Reserved:
+        """A span for `tokens` tokens; with `receive`, `moved` awaits the transfer into it. Raises Overloaded."""
+        future: asyncio.Future[messages.Reserved] = asyncio.get_running_loop().create_future()
+        self._reserved[attempt] = future
+        if receive:
+            self._moved[attempt] = asyncio.get_running_loop().create_future()
+        self._channel.send(messages.Reserve(attempt=attempt, tokens=tokens, ttl_s=ttl_s, receive=receive))
+        return await self._answered(future)
+
+    def send(self, command: messages.Send) -> None:
+        """Begin to push the attempt's span; `moved` waits for the end."""
+        self._moved[command.attempt] = asyncio.get_running_loop().create_future()
+        self._channel.send(command)
+
+    def parts_ready(self, attempt: AttemptId, parts: Iterable[int]) -> None:
+        self._channel.send(messages.PartsReady(attempt, tuple(parts)))
+
+    async def moved(self, attempt: AttemptId) -> messages.Sent | messages.Received:
+        """The transfer of the attempt, complete and checked. Raises TransferFailed."""
+        return await asyncio.shield(self._moved[attempt])
+
+    async def release(self, attempt: AttemptId) -> None:
+        """End the attempt's transfer and give its span back; when this returns nothing touches the span. Idempotent."""
+        if moved := self._moved.pop(attempt, None):
+            _reject(moved, TransferFailed(attempt, "released"))
+        future = self._released.get(attempt)
+        if future is None:
+            future = self._released[attempt] = asyncio.get_running_loop().create_future()
+            self._channel.send(messages.Release(attempt))
+        await self._answered(asyncio.shield(future))
+
+    async def probe(self, address: str) -> int | None:
+        """Incarnation of the pump that answers at `address`, None if none does."""
+        future = self._probed.setdefault(address, asyncio.get_running_loop().create_future())
+        self._channel.send(messages.Probe(address))
+        return await self._answered(asyncio.shield(future))
+
+    async def _answered(self, answer: Awaitable[T]) -> T:
+        return await answered(f"pump of {self._node}", ANSWER_DEADLINE_S, answer)
+
+
+def _resolve(future: asyncio.Future[Any] | None, value: Any) -> None:
+    if future and not future.done():
+        future.set_result(value)
+
+
+def _reject(future: asyncio.Future[Any] | None, error: Exception) -> None:
+    if future and not future.done():
+        future.set_exception(error)
+        future.exception()  # a failure that nobody waits for is no news: the attempt was released

@@ -1,0 +1,112 @@
+"""What a router asks of a worker and what the worker answers, as values: the vocabulary of the token link.
+
+A command or an event always belongs to one attempt, which travels beside it. After Done or Failed the worker holds
+nothing of the attempt any more; whatever is cancelled before that is not answered.
+"""
+
+from dataclasses import dataclass
+
+from prfaas.cluster import Incarnation, Namespace, NodeId, RegionId, WireRange
+from prfaas.errors import PrfaasError
+from prfaas.request import FinishReason, RequestId, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """Take room for the attempt, for KV that will come from `source_node` (which may be this worker itself)."""
+
+    request_id: RequestId
+    prompt: bytes
+    sampling: Sampling
+    source_node: NodeId
+    source_region: RegionId
+    source_namespace: Namespace
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where the KV of a prefill goes: one reservation on one life of a node."""
+
+    node: NodeId
+    incarnation: Incarnation
+    kv_address: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill:
+    """Compute the prompt up to its last token. Without a destination the KV stays for a Decode of the same attempt."""
+
+    request_id: RequestId
+    prompt: bytes
+    destination: Destination | None
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Take the hand-off and stream tokens, each with its `top_logits` highest logits."""
+
+    top_logits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End whatever the attempt does or holds. Idempotent, not answered."""
+
+
+Command = Reserve | Prefill | Decode | Cancel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    kv_address: str
+    generation: int
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillDone:
+    """The KV is complete and checked at the destination, with the fields of `flows.ports.PrefillReport`."""
+
+    queue_s: float
+    compute_s: float
+    exposed_s: float
+    prefill_tokens: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """New tokens in order, packed uint32. The durations come with the first."""
+
+    tokens: bytes
+    top_logits: tuple[tuple[tuple[int, float], ...], ...] = ()
+    first_queue_s: float | None = None
+    first_step_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    reason: FinishReason
+    recomputed_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    error: PrfaasError
+
+
+Event = Reserved | PrefillDone | Tokens | Done | Failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDescription:
+    """Who answers at an address."""
+
+    node: NodeId
+    incarnation: Incarnation
+    namespace: Namespace
+    wire: WireRange

@@ -1,0 +1,20 @@
+"""`prfaas prefill-worker`."""
+
+import click
+
+from prfaas.config import Config
+from services.running import run_service
+from services.settings import settings
+
+
+@click.command("prefill-worker")
+@settings("cluster", "store", "kv", "log", own=("worker",))
+def prefill_worker(config: Config) -> None:
+    """Prefill long prompts for another region."""
+    from services.prefill_worker.app import run
+
+    run_service(run(config), config.log)
+
+
+if __name__ == "__main__":
+    prefill_worker()

@@ -1,0 +1,50 @@
+"""How every command runs its service: event loop, logs, and our errors as one line and an exit code."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import click
+import uvloop
+
+from prfaas.config import LogConfig
+from prfaas.errors import ConfigError, PrfaasError
+from prfaas.observe.logs import configure
+from prfaas.process import die_with_parent
+
+T = TypeVar("T")
+
+#: Set by a launcher for the services it starts: they end with it, however it ends.
+LAUNCHED = "PRFAAS_LAUNCHED"
+
+
+def run_service(story: Coroutine[Any, Any, None], log: LogConfig) -> None:
+    """Run a long-lived service to its end."""
+    end_with_launcher()
+    configure(log.format, log.level)
+    run_to_end(story, uvloop.run)
+
+
+def end_with_launcher() -> None:
+    """Stop in order when the launcher dies, if there is one."""
+    if os.environ.get(LAUNCHED):
+        die_with_parent(signal.SIGTERM)
+
+
+def run_to_end(story: Coroutine[Any, Any, T], run: Callable[[Coroutine[Any, Any, T]], T] = asyncio.run) -> T:
+    """The story's result. Errors of ours end the command: exit code 2 for the configuration, 1 for the rest."""
+    try:
+        return run(story)
+    except* ConfigError as group:
+        raise click.UsageError(str(_first(group))) from None
+    except* PrfaasError as group:
+        raise click.ClickException(str(_first(group))) from None
+
+
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

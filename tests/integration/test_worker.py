@@ -1,0 +1,286 @@
+"""One worker with its real engine and pump: what a token link's commands leave behind, whatever order they come in."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prfaas.cluster import Incarnation, Namespace, NodeId, RegionId
+from prfaas.engine.cost_model import write_config
+from prfaas.errors import DeadlineExceeded, InvalidRequest, NamespaceMismatch, Overloaded, PrfaasError, TransferFailed
+from prfaas.node.admission import Admission, Limits
+from prfaas.node.children import children
+from prfaas.node.engine_client import EngineClient
+from prfaas.node.pump_client import PumpClient
+from prfaas.node.tenure import Place, WorkerSession
+from prfaas.node.worker import Worker
+from prfaas.request import AttemptId, FinishReason, RequestId, Sampling
+from prfaas.rpc.commands import (
+    Cancel,
+    Decode,
+    Destination,
+    Done,
+    Event,
+    Failed,
+    Prefill,
+    PrefillDone,
+    Reserve,
+    Reserved,
+    Tokens,
+)
+from prfaas.transfer.pump.messages import Start
+
+POOL_BYTES = 8 << 20
+LIMITS = Limits(max_sequences=4, max_tokens=50_000, max_prefill_tokens=50_000, max_prefills=4)
+LIVENESS_S = 20.0
+
+HERE, ELSEWHERE = NodeId("w"), NodeId("other")
+
+
+class Router:
+    """A router's end of a session: what was emitted, by attempt."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._events: dict[AttemptId, asyncio.Queue[Event]] = {}
+        self._session: WorkerSession = worker.open_session(self._take)
+
+    def _take(self, attempt: AttemptId, event: Event) -> None:
+        self._events.setdefault(attempt, asyncio.Queue()).put_nowait(event)
+
+    def send(self, attempt: AttemptId, command: Reserve | Prefill | Decode | Cancel) -> None:
+        self._session.handle(attempt, command)
+
+    async def answer(self, attempt: AttemptId) -> Event:
+        async with asyncio.timeout(LIVENESS_S):
+            return await self._events.setdefault(attempt, asyncio.Queue()).get()
+
+    async def ask(self, attempt: AttemptId, command: Reserve | Prefill | Decode) -> Event:
+        self.send(attempt, command)
+        return await self.answer(attempt)
+
+    def close(self) -> None:
+        self._session.close()
+
+
+@asynccontextmanager
+async def worker_on(model_dir: Path, name: NodeId = HERE, limits: Limits = LIMITS) -> AsyncIterator[Worker]:
+    async with children(model_dir, POOL_BYTES) as (engine_child, pump_child), asyncio.TaskGroup() as group:
+        engine, pump = EngineClient(name, engine_child.channel), PumpClient(name, pump_child.channel)
+        crew = [group.create_task(engine.run()), group.create_task(pump.run())]
+        info, incarnation = await engine.info(), Incarnation(secrets.randbits(64))
+        start = Start(
+            node=name,
+            incarnation=incarnation,
+            namespace=info.namespace,
+            layout=info.layout,
+            pool_bytes=POOL_BYTES,
+            listen_host="127.0.0.1",
+            listen_port=0,
+            no_progress_s=5,
+            connect_s=5,
+        )
+        place = Place(name, RegionId("b"), incarnation, {"": f"127.0.0.1:{await pump.start(start)}"})
+        worker = Worker(place, info, engine, pump, Admission(limits), group.create_task)
+        yield worker
+        await worker.drain(0)
+        for task in crew:
+            task.cancel()
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "cost"
+    directory.mkdir()
+    write_config(directory)
+    return directory
+
+
+@pytest.fixture
+async def worker(model_dir: Path) -> AsyncIterator[Worker]:
+    async with worker_on(model_dir) as worker:
+        yield worker
+
+
+def prompt(tokens: int) -> bytes:
+    return np.arange(tokens, dtype="<u4").astype("<u4").__mod__(500).astype("<u4").tobytes()
+
+
+def attempt() -> AttemptId:
+    return AttemptId(secrets.token_hex(16))
+
+
+def reserve(
+    worker: Worker, tokens: int, source: NodeId = HERE, *, max_tokens: int = 4, deadline_s: float = 60
+) -> Reserve:
+    return Reserve(
+        request_id=RequestId("r"),
+        prompt=prompt(tokens),
+        sampling=Sampling(max_tokens=max_tokens),
+        source_node=source,
+        source_region=RegionId("a"),
+        source_namespace=worker.info.namespace,
+        deadline_s=deadline_s,
+    )
+
+
+def prefill(tokens: int, destination: Destination | None = None, *, deadline_s: float = 60) -> Prefill:
+    return Prefill(request_id=RequestId("r"), prompt=prompt(tokens), destination=destination, deadline_s=deadline_s)
+
+
+async def at_rest(worker: Worker) -> None:
+    """Everything was given back: attempts, admission, the pool's bytes."""
+    async with asyncio.timeout(LIVENESS_S):
+        while worker.attempts or worker.load().kv_free_bytes != worker.load().kv_total_bytes:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert (worker.admission.sequences, worker.admission.prefills, worker.admission.committed_tokens) == (0, 0, 0)
+    worker.admission.check()
+
+
+async def whole_answer(router: Router, one: AttemptId) -> tuple[bytes, Done]:
+    tokens = b""
+    while isinstance(event := await router.answer(one), Tokens):
+        tokens += event.tokens
+    assert isinstance(event, Done)
+    return tokens, event
+
+
+async def test_a_request_served_on_one_node(worker: Worker):
+    """Reserve, prefill and decode in turn; the last token gives everything back."""
+    router, one = Router(worker), attempt()
+    assert isinstance(await router.ask(one, reserve(worker, 600)), Reserved)
+    done = await router.ask(one, prefill(600))
+    assert isinstance(done, PrefillDone) and (done.prefill_tokens, done.kv_bytes) == (599, 0)
+    router.send(one, Decode())
+    tokens, end = await whole_answer(router, one)
+    assert (len(tokens), end.reason, end.recomputed_tokens, end.output_tokens) == (16, FinishReason.LENGTH, 1, 4)
+    await at_rest(worker)
+
+
+async def test_a_request_that_crosses_gives_the_same_tokens(worker: Worker, model_dir: Path):
+    """Prefilled on another worker and pushed over TCP, the answer is the same as on one node."""
+    local, far = Router(worker), attempt()
+    one = attempt()
+    await local.ask(one, reserve(worker, 900))
+    await local.ask(one, prefill(900))
+    local.send(one, Decode())
+    expected, _ = await whole_answer(local, one)
+    async with worker_on(model_dir, ELSEWHERE) as other:
+        reserved = await local.ask(far, reserve(worker, 900, ELSEWHERE))
+        assert isinstance(reserved, Reserved)
+        destination = Destination(
+            node=HERE,
+            incarnation=reserved.incarnation,
+            kv_address=reserved.kv_address,
+            generation=reserved.generation,
+        )
+        pushed = await Router(other).ask(far, prefill(900, destination))
+        assert isinstance(pushed, PrefillDone) and pushed.kv_bytes == worker.info.layout.size_bytes(899)
+        await at_rest(other)
+        local.send(far, Decode())
+        tokens, _ = await whole_answer(local, far)
+    assert tokens == expected
+    await at_rest(worker)
+
+
+@pytest.mark.parametrize("stage", ["reserved", "prefilling", "prefilled", "decoding"])
+@pytest.mark.parametrize("how", ["cancel", "session"])
+async def test_field_A7_an_end_at_any_stage_gives_everything_back(worker: Worker, stage: str, how: str):
+    """Cancelled, or its router gone, wherever the attempt is: nothing stays behind."""
+    router, one = Router(worker), attempt()
+    await router.ask(one, reserve(worker, 4000, max_tokens=500))
+    if stage != "reserved":
+        router.send(one, prefill(4000))
+    if stage in ("prefilled", "decoding"):
+        assert isinstance(await router.answer(one), PrefillDone)
+    if stage == "decoding":
+        assert isinstance(await router.ask(one, Decode()), Tokens)
+    if how == "cancel":
+        router.send(one, Cancel())
+        router.send(one, Cancel())
+    else:
+        router.close()
+    await at_rest(worker)
+
+
+async def test_field_A1_a_reservation_ends_by_its_deadline(worker: Worker):
+    """A router that never comes back costs the pool no longer than it asked for."""
+    router, one = Router(worker), attempt()
+    assert isinstance(await router.ask(one, reserve(worker, 500, ELSEWHERE, deadline_s=0.2)), Reserved)
+    failed = await router.answer(one)
+    assert isinstance(failed, Failed) and isinstance(failed.error, DeadlineExceeded)
+    await at_rest(worker)
+
+
+async def test_a_destination_that_does_not_answer_fails_the_prefill(worker: Worker):
+    """The push fails at once and by name, and the prefill's own span is given back."""
+    nobody = Destination(node=ELSEWHERE, incarnation=Incarnation(1), kv_address="127.0.0.1:1", generation=1)
+    failed = await Router(worker).ask(attempt(), prefill(3000, nobody))
+    assert isinstance(failed, Failed) and isinstance(failed.error, TransferFailed)
+    assert failed.error.cause == "connect"
+    await at_rest(worker)
+
+
+async def test_field_G3_another_namespace_is_refused(worker: Worker):
+    """KV of another model is refused before any room is taken."""
+    command = reserve(worker, 500, ELSEWHERE)
+    other = Reserve(
+        **{name: getattr(command, name) for name in command.__slots__ if name != "source_namespace"},
+        source_namespace=Namespace("another"),
+    )
+    failed = await Router(worker).ask(attempt(), other)
+    assert isinstance(failed, Failed) and isinstance(failed.error, NamespaceMismatch)
+    await at_rest(worker)
+
+
+async def test_no_room_is_said_at_once(worker: Worker):
+    """Sequences, and the pool's bytes: a refusal, never a wait, and a later attempt finds the room again."""
+    router, held = Router(worker), [attempt() for _ in range(LIMITS.max_sequences)]
+    for one in held:
+        assert isinstance(await router.ask(one, reserve(worker, 50)), Reserved)
+    assert await refusal(router, reserve(worker, 50)) == "sequences"
+    for one in held:
+        router.send(one, Cancel())
+    await at_rest(worker)
+    too_much = await refusal(router, reserve(worker, 40_000, ELSEWHERE))
+    assert too_much.startswith("kv pool")
+    assert isinstance(await router.ask(attempt(), reserve(worker, 50)), Reserved)
+
+
+async def refusal(router: Router, command: Reserve) -> str:
+    failed = await router.ask(attempt(), command)
+    assert isinstance(failed, Failed) and isinstance(failed.error, Overloaded)
+    return failed.error.resource
+
+
+@pytest.mark.parametrize("hurry", [prefill(10), Decode()])
+async def test_commands_out_of_order_are_the_routers_fault(worker: Worker, hurry: Prefill | Decode):
+    """Prefill or decode of an attempt that nobody reserved is refused by name."""
+    failed = await Router(worker).ask(attempt(), hurry)
+    assert isinstance(failed, Failed) and isinstance(failed.error, InvalidRequest)
+
+
+async def test_an_attempt_id_is_used_once(worker: Worker):
+    """A second reservation under a live id is refused, and the first one is untouched."""
+    router, one = Router(worker), attempt()
+    await router.ask(one, reserve(worker, 100))
+    failed = await router.ask(one, reserve(worker, 100))
+    assert isinstance(failed, Failed) and isinstance(failed.error, PrfaasError)
+    assert isinstance(await router.ask(one, prefill(100)), PrefillDone)
+
+
+async def test_a_draining_worker_finishes_what_it_has(worker: Worker):
+    """Nothing new is taken; the stream that runs comes to its end before the drain returns."""
+    router, one = Router(worker), attempt()
+    await router.ask(one, reserve(worker, 300, max_tokens=50))
+    await router.ask(one, prefill(300))
+    router.send(one, Decode())
+    draining = asyncio.create_task(worker.drain(LIVENESS_S))
+    tokens, _ = await whole_answer(router, one)
+    await draining
+    assert len(tokens) == 50 * 4
+    assert await refusal(router, reserve(worker, 10)) == "draining"
+    await at_rest(worker)

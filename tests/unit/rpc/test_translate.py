@@ -1,0 +1,241 @@
+"""Commands, events and errors survive the wire; what cannot be read is answered and never raised at the wrong place."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.cluster import Incarnation, Namespace, NodeId, RegionId, WireRange
+from prfaas.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidRequest,
+    ModelNotFound,
+    NamespaceMismatch,
+    Overloaded,
+    PeerUnavailable,
+    PrfaasError,
+    TransferFailed,
+)
+from prfaas.request import AttemptId, FinishReason, RequestId, Sampling
+from prfaas.rpc.commands import (
+    Cancel,
+    Decode,
+    Destination,
+    Done,
+    Failed,
+    Prefill,
+    PrefillDone,
+    Reserve,
+    Reserved,
+    Tokens,
+    WorkerDescription,
+)
+from prfaas.rpc.translate import (
+    MAX_COMMAND_BYTES,
+    pack_attempt,
+    pack_command,
+    pack_description,
+    pack_event,
+    unpack_attempt,
+    unpack_command,
+    unpack_description,
+    unpack_event,
+)
+from prfaas.rpc.v1 import worker_pb2 as pb
+
+ATTEMPT = AttemptId("00ff" * 8)
+WORKER = NodeId("d0")
+
+texts = st.text(max_size=20)
+uint32 = st.integers(0, 2**32 - 1)
+uint64 = st.integers(0, 2**64 - 1)
+doubles = st.floats(allow_nan=False)
+attempts = st.binary(min_size=16, max_size=16).map(lambda raw: AttemptId(raw.hex()))
+packed_tokens = st.lists(uint32, max_size=20).map(lambda ids: struct.pack(f"<{len(ids)}I", *ids))
+prompts = packed_tokens.filter(bool)
+#: Deadlines cross in milliseconds.
+deadlines = uint32.map(lambda ms: ms / 1000)
+incarnations = uint64.map(Incarnation)
+nodes = texts.map(NodeId)
+
+samplings = st.builds(
+    Sampling,
+    max_tokens=uint32,
+    temperature=doubles,
+    top_p=doubles,
+    seed=uint64,
+    stop_token_ids=st.lists(uint32, max_size=5).map(tuple),
+)
+destinations = st.builds(Destination, node=nodes, incarnation=incarnations, kv_address=texts, generation=uint32)
+commands = st.one_of(
+    st.builds(
+        Reserve,
+        request_id=texts.map(RequestId),
+        prompt=prompts,
+        sampling=samplings,
+        source_node=nodes,
+        source_region=texts.map(RegionId),
+        source_namespace=texts.map(Namespace),
+        deadline_s=deadlines,
+    ),
+    st.builds(
+        Prefill,
+        request_id=texts.map(RequestId),
+        prompt=prompts,
+        destination=st.none() | destinations,
+        deadline_s=deadlines,
+    ),
+    st.builds(Decode, top_logits=uint32),
+    st.just(Cancel()),
+)
+top_logits = st.lists(st.tuples(uint32, st.floats(allow_nan=False, width=32)), max_size=4).map(tuple)
+events = st.one_of(
+    st.builds(Reserved, kv_address=texts, generation=uint32, incarnation=incarnations),
+    st.builds(
+        PrefillDone, queue_s=doubles, compute_s=doubles, exposed_s=doubles, prefill_tokens=uint32, kv_bytes=uint64
+    ),
+    st.builds(
+        Tokens,
+        tokens=packed_tokens,
+        top_logits=st.lists(top_logits, max_size=3).map(tuple),
+        first_queue_s=st.none() | doubles,
+        first_step_s=st.none() | doubles,
+    ),
+    st.builds(Done, reason=st.sampled_from(FinishReason), recomputed_tokens=uint32, output_tokens=uint32),
+)
+some_text = texts.filter(bool)
+errors = st.one_of(
+    st.builds(InvalidRequest, texts, param=st.none() | some_text, code=st.none() | some_text),
+    st.builds(Overloaded, texts, retry_after_s=deadlines),
+    st.builds(PeerUnavailable, texts, texts),
+    st.builds(TransferFailed, st.just(ATTEMPT), texts, texts),
+    st.builds(EngineFailed, texts, texts),
+    st.builds(DeadlineExceeded, texts, deadlines),
+    st.builds(NamespaceMismatch, texts, texts),
+)
+
+
+def over_the_wire(error: PrfaasError) -> PrfaasError:
+    message = pb.Event.FromString(pack_event(pack_attempt(ATTEMPT), Failed(error)).SerializeToString())
+    failed = unpack_event(message, ATTEMPT, WORKER)
+    assert isinstance(failed, Failed)
+    return failed.error
+
+
+@given(attempts, commands)
+def test_a_command_arrives_as_it_was_sent(attempt, command):
+    """Every field of every command crosses, and so does the attempt it belongs to."""
+    message = pb.Command.FromString(pack_command(attempt, command).SerializeToString())
+    assert (unpack_attempt(message.attempt), unpack_command(message)) == (attempt, command)
+
+
+@given(attempts, events)
+def test_an_event_arrives_as_it_was_sent(attempt, event):
+    """Every field of every event crosses, absent durations as absent ones and logits as the float32 they are."""
+    message = pb.Event.FromString(pack_event(pack_attempt(attempt), event).SerializeToString())
+    assert (unpack_attempt(message.attempt), unpack_event(message, attempt, WORKER)) == (attempt, event)
+
+
+@given(errors)
+def test_an_error_keeps_its_facts(error):
+    """The router acts on the same error that the worker met: same kind, same fields, same text."""
+    found = over_the_wire(error)
+    assert type(found) is type(error)
+    assert vars(found) == vars(error)
+    assert str(found) == str(error)
+
+
+def test_a_missing_model_crosses_as_the_refusal_it_is():
+    """A special invalid request keeps the code and the parameter that a client is shown."""
+    found = over_the_wire(ModelNotFound("m"))
+    assert isinstance(found, InvalidRequest)
+    assert (found.param, found.code) == ("model", "model_not_found")
+
+
+def test_an_error_that_no_request_can_cause_does_not_cross():
+    """A configuration error in answer to a command is our bug."""
+    with pytest.raises(AssertionError):
+        pack_event(pack_attempt(ATTEMPT), Failed(ConfigError("kv.port", "in use")))
+
+
+def test_a_failure_of_a_kind_not_known_here_still_fails_the_attempt():
+    """A newer worker may have new codes; the attempt ends all the same, and another node may do better."""
+    message = pb.Event(failed=pb.Failed(code="on_fire", detail="smoke"))
+    assert unpack_event(message, ATTEMPT, WORKER) is not None
+    error = unpack_event(message, ATTEMPT, WORKER).error
+    assert isinstance(error, EngineFailed)
+    assert (error.node, error.detail) == (WORKER, "on_fire: smoke")
+
+
+def test_news_from_a_newer_worker_is_no_event():
+    """An event of a kind that this version does not have is passed over."""
+    assert unpack_event(pb.Event(attempt=pack_attempt(ATTEMPT)), ATTEMPT, WORKER) is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.Event(tokens=pb.Tokens(tokens=b"\x01\x00\x00")),
+        pb.Event(tokens=pb.Tokens(top_logits=[pb.TopLogits(token_ids=b"\0" * 8, logits=b"\0" * 4)])),
+        pb.Event(tokens=pb.Tokens(top_logits=[pb.TopLogits(token_ids=b"\0" * 5, logits=b"\0" * 4)])),
+        pb.Event(done=pb.Done(reason="bored")),
+    ],
+    ids=["odd token bytes", "fewer logits than ids", "odd id bytes", "unknown finish"],
+)
+def test_an_event_that_cannot_be_read_fails_its_attempt(message):
+    """Nonsense from a worker costs the one attempt, not the link."""
+    failed = unpack_event(message, ATTEMPT, WORKER)
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, PeerUnavailable)
+    assert failed.error.peer == WORKER
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (pb.Command(), "kind"),
+        (pb.Command(reserve=pb.Reserve(prompt=b"")), "prompt"),
+        (pb.Command(prefill=pb.Prefill(prompt=b"12345")), "prompt"),
+        (pb.Command(prefill=pb.Prefill(prompt=bytes(MAX_COMMAND_BYTES))), "prompt"),
+    ],
+    ids=["no kind", "no prompt", "odd prompt bytes", "too large"],
+)
+def test_a_command_that_cannot_be_carried_out_is_refused(message, param):
+    """The refusal names what is wrong with it."""
+    with pytest.raises(InvalidRequest) as refused:
+        unpack_command(message)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize("size", [0, 15, 17])
+def test_an_attempt_is_sixteen_bytes(size):
+    """Ids are 128 bits; anything else is nobody's."""
+    with pytest.raises(InvalidRequest):
+        unpack_attempt(bytes(size))
+
+
+def test_a_prompt_that_no_worker_accepts_is_not_sent():
+    """It is refused before it takes up the link that everybody shares."""
+    prefill = Prefill(request_id=RequestId("r"), prompt=bytes(MAX_COMMAND_BYTES), destination=None, deadline_s=1.0)
+    with pytest.raises(InvalidRequest):
+        pack_command(ATTEMPT, prefill)
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "arrives_s"),
+    [(0.0001, 0.001), (0.0, 0.0), (-1.0, 0.0), (1e12, 4294967.295), (float("inf"), 4294967.295)],
+)
+def test_what_remains_of_a_deadline_is_never_rounded_down_to_nothing(deadline_s, arrives_s):
+    """A deadline that has passed is none left, and one beyond the field is the longest there is."""
+    prefill = Prefill(request_id=RequestId("r"), prompt=b"1234", destination=None, deadline_s=deadline_s)
+    assert unpack_command(pack_command(ATTEMPT, prefill)).deadline_s == arrives_s
+
+
+@given(nodes, incarnations, texts.map(Namespace), uint32, uint32)
+def test_a_worker_says_who_it_is(node, incarnation, namespace, oldest, newest):
+    """Identity and wire versions cross unchanged."""
+    told = WorkerDescription(node=node, incarnation=incarnation, namespace=namespace, wire=WireRange(oldest, newest))
+    assert unpack_description(pb.DescribeResponse.FromString(pack_description(told).SerializeToString())) == told

@@ -1,0 +1,77 @@
+"""The configuration: precedence, refusals that name the path, secrets that stay secret."""
+
+from pathlib import Path
+
+import pytest
+
+from prfaas import config
+from prfaas.errors import ConfigError
+
+
+def written(directory: Path, text: str) -> Path:
+    path = directory / "prfaas.toml"
+    path.write_text(text)
+    return path
+
+
+def test_command_line_beats_environment_beats_file_beats_default(tmp_path: Path):
+    """Each source wins over the ones behind it, setting by setting."""
+    path = written(tmp_path, "[router]\nport = 1\nhost = 'file'\nmax_attempts = 9\n")
+    environ = {"PRFAAS_ROUTER_PORT": "2", "PRFAAS_ROUTER_HOST": "environment"}
+    router = config.load(path, {("router", "port"): 3}, environ).router
+    assert (router.port, router.host, router.max_attempts) == (3, "environment", 9)
+    assert router.reserve_timeout_s == config.RouterConfig().reserve_timeout_s
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("[router]\nprt = 1\n", "router"),
+        ("[routr]\nport = 1\n", "configuration"),
+        ("[router]\nport = 'eight'\n", "router.port"),
+        ("[router]\nport = 70000\n", "router.port"),
+        ("[worker]\nrole = 'both'\n", "worker.role"),
+        ("[kv]\npool_bytes = -1\n", "kv.pool_bytes"),
+        ("router = 1\n", "router"),
+    ],
+)
+def test_a_mistake_is_refused_with_its_path(tmp_path: Path, text: str, path: str):
+    """Unknown keys, wrong types and values out of range are errors that say where."""
+    with pytest.raises(ConfigError) as caught:
+        config.load(written(tmp_path, text), environ={})
+    assert caught.value.path == path
+
+
+@pytest.mark.parametrize("content", ["router = [", None])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: str | None):
+    """Neither a missing file nor broken TOML is taken for an empty configuration."""
+    path = tmp_path / "broken.toml"
+    if content:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=r"broken\.toml"):
+        config.load(path, environ={})
+
+
+def test_lists_and_tables_fit_into_the_environment():
+    """Endpoints are comma-separated; addresses per region are pairs, the bare one is for all other regions."""
+    environ = {"PRFAAS_STORE_ENDPOINTS": "a:1, b:2", "PRFAAS_KV_ADVERTISE": "a=relay:1,own:2"}
+    loaded = config.load(environ=environ)
+    assert loaded.store.endpoints == ("a:1", "b:2")
+    assert loaded.kv.advertise == {"a": "relay:1", "": "own:2"}
+
+
+def test_a_dump_masks_secrets():
+    """What operators paste into tickets holds no password."""
+    loaded = config.load(
+        overrides={("store", "password"): "hunter2", ("cluster", "cluster_secret"): "salt"}, environ={}
+    )
+    tree = config.dump(loaded)
+    assert (tree["store"]["password"], tree["cluster"]["cluster_secret"]) == (config.MASK, config.MASK)
+    assert "hunter2" not in str(tree) and "salt" not in str(tree)
+
+
+def test_every_setting_says_what_it_is():
+    """The description is what `--help` and the reference show."""
+    for section, field in config.fields():
+        described = [meta for meta in getattr(field.type, "__metadata__", ()) if meta.description]
+        assert described, f"{section}.{field.name}"
