@@ -1,0 +1,76 @@
+"""The cluster behind the API: a request in, its flow run on the live ports, tokens out."""
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+from prfaas.cluster import ClusterView
+from prfaas.errors import Overloaded
+from prfaas.flows.ports import ServePorts, TokenBatch
+from prfaas.flows.serve import ServeParams, serve
+from prfaas.flows.story import Story
+from prfaas.request import NO_MATCHES, AttemptId, Request, RequestId
+from services.router.metrics import RouterMetrics
+from services.router.openai.port import ModelCard
+
+
+class ClusterBackend:
+    """`view` is this router's own copy of the cluster; nothing remote is asked on the way of a request."""
+
+    def __init__(
+        self,
+        view: Callable[[], ClusterView],
+        ports: ServePorts,
+        params: ServeParams,
+        metrics: RouterMetrics,
+        max_in_flight: int,
+    ) -> None:
+        self._view, self._ports, self._params = view, ports, params
+        self._metrics, self._max_in_flight = metrics, max_in_flight
+        self._in_flight = 0
+        self._created = int(time.time())
+        self.draining = False
+
+    def models(self) -> Sequence[ModelCard]:
+        view = self._view()
+        longest: dict[str, ModelCard] = {}
+        for node in (view.nodes[node_id] for node_id in view.decode):
+            card = longest.get(node.model)
+            if card is None or card.max_context_tokens < node.max_context_tokens:
+                longest[node.model] = ModelCard(
+                    id=node.model,
+                    created=self._created,
+                    max_context_tokens=node.max_context_tokens,
+                    eos_token_ids=node.eos_token_ids,
+                )
+        return [longest[model] for model in sorted(longest)]
+
+    def ready(self) -> bool:
+        return not self.draining and bool(self._view().decode)
+
+    async def complete(self, request: Request, story: Story) -> AsyncGenerator[TokenBatch, None]:
+        if self._in_flight >= self._max_in_flight:
+            raise Overloaded("requests in flight")
+        self._in_flight += 1
+        try:
+            async with aclosing(serve(request, NO_MATCHES, self._params, self._ports, story)) as batches:
+                last_s: float | None = None
+                async for batch in batches:
+                    now_s = self._ports.now()
+                    if last_s is not None and batch.tokens:
+                        self._metrics.gap(now_s - last_s)
+                    last_s = now_s
+                    yield batch
+        finally:
+            self._in_flight -= 1
+
+    def new_request_id(self) -> RequestId:
+        return RequestId(secrets.token_hex(16))
+
+    def metrics_text(self) -> bytes:
+        return self._metrics.exposition(self._view(), self._in_flight)
+
+
+def new_attempt_id() -> AttemptId:
+    return AttemptId(secrets.token_hex(16))

@@ -1,0 +1,100 @@
+"""What the router counts, and the log line of each request."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from prfaas.cluster import ClusterView
+from prfaas.observe import names
+from prfaas.observe.logs import request_context
+from prfaas.observe.metrics import Metrics
+from prfaas.observe.names import Outcome
+from services.router.openai.errors import CLIENT_CLOSED_REQUEST
+from services.router.openai.record import RequestLog
+
+log = structlog.get_logger()
+
+#: Routes that carry completions; the others are probes and look-ups.
+COMPLETIONS = frozenset({"chat", "completions"})
+NO_PATH = "none"
+
+
+class RouterMetrics:
+    """`view_age_s` says how long ago the store last confirmed the view."""
+
+    def __init__(self, models: Sequence[str], threshold_tokens: int, view_age_s: Callable[[], float]) -> None:
+        self._metrics = Metrics(names.ROUTER, {"model": models})
+        self._view_age_s = view_age_s
+        self._metrics.set(names.THRESHOLD, threshold_tokens)
+
+    def gap(self, seconds: float) -> None:
+        """Time between two batches of tokens of one stream."""
+        self._metrics.observe(names.ITL, seconds)
+
+    def request_ended(self, record: RequestLog) -> None:
+        """Count and log one HTTP request."""
+        if record.route in COMPLETIONS:
+            self._count(record)
+        with request_context(record.request_id, record.traceparent[3:35] if record.traceparent else None):
+            level = log.debug if record.route not in COMPLETIONS else log.info
+            level("request", **_line(record))
+
+    def exposition(self, view: ClusterView, in_flight: int) -> bytes:
+        kinds = Counter(node.kind.value for node in view.nodes.values())
+        for kind in names.KIND.values:
+            self._metrics.set(names.LIVE_NODES, kinds[kind], kind=kind)
+        self._metrics.set(names.IN_FLIGHT, in_flight)
+        self._metrics.set(names.VIEW_AGE, self._view_age_s())
+        return self._metrics.exposition()
+
+    def _count(self, record: RequestLog) -> None:
+        metrics, story = self._metrics, record.story
+        route = story.route if story else None
+        path = route.path.value if route else NO_PATH
+        metrics.add(names.REQUESTS, model=record.model or NO_PATH, path=path, outcome=_outcome(record).value)
+        metrics.observe(names.REQUEST_DURATION, record.duration_s)
+        metrics.add(names.OUTPUT_TOKENS, record.output_tokens)
+        if record.ttft_s is not None:
+            metrics.observe(names.TTFT, record.ttft_s, path=path)
+        if story is None or route is None:
+            return
+        metrics.add(names.PROMPT_TOKENS, record.prompt_tokens or 0)
+        metrics.observe(names.UNCACHED_TOKENS, story.attempts[0].route.uncached_tokens)
+        metrics.add(names.RECOMPUTED_TOKENS, story.recomputed_tokens)
+        if story.prefill:
+            metrics.add(names.KV_TRANSFER_BYTES, story.prefill.kv_bytes, path=path)
+        for attempt in story.attempts:
+            metrics.add(names.ROUTES, path=attempt.route.path.value, reason=attempt.route.reason.value)
+            metrics.add(names.ATTEMPTS, ending=attempt.ending.value)
+
+
+def _outcome(record: RequestLog) -> Outcome:
+    if record.status == CLIENT_CLOSED_REQUEST:
+        return Outcome.DISCONNECTED
+    if record.error is None:
+        return Outcome.OK
+    if record.status in (429, 503):
+        return Outcome.OVERLOADED
+    return Outcome.INVALID if 400 <= record.status < 500 else Outcome.FAILED
+
+
+def _line(record: RequestLog) -> dict[str, object]:
+    story = record.story
+    route = story.route if story else None
+    return {
+        "route": record.route,
+        "model": record.model,
+        "status": record.status,
+        "error": record.error,
+        "path": route.path.value if route else None,
+        "reason": route.reason.value if route else None,
+        "prefill": route.prefill if route else None,
+        "decode": route.decode if route else None,
+        "attempts": len(story.attempts) if story else 0,
+        "prompt_tokens": record.prompt_tokens,
+        "output_tokens": record.output_tokens,
+        "finish": record.finish.value if record.finish else None,
+        "ttft_s": record.ttft_s,
+        "duration_s": record.duration_s,
+    }

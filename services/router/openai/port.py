@@ -1,0 +1,42 @@
+"""The seam between the API and the cluster behind it."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from prfaas.flows.ports import TokenBatch
+from prfaas.flows.story import Story
+from prfaas.request import Request, RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """A model that some live worker serves. `created` is in Unix seconds."""
+
+    id: str
+    created: int
+    max_context_tokens: int
+    eos_token_ids: tuple[int, ...] = ()
+
+
+class Backend(Protocol):
+    """The cluster as the API sees it."""
+
+    def models(self) -> Sequence[ModelCard]:
+        """Models that can be served now."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether there is a usable path and this router is not draining."""
+        ...
+
+    def complete(self, request: Request, story: Story) -> AsyncGenerator[TokenBatch, None]:
+        """The tokens of the answer; the last batch has `finish`. `story` is told what happens, also after a failure.
+        Closing the generator cancels everything upstream. Raises the kinds of PrfaasError."""
+        ...
+
+    def new_request_id(self) -> RequestId: ...
+
+    def metrics_text(self) -> bytes:
+        """The metrics of this process in the Prometheus text format."""
+        ...

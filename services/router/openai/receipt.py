@@ -1,0 +1,68 @@
+"""The decision receipt: why a request took the way it took, and where the time to its first token went."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from prfaas.flows.story import Attempt, Story
+from prfaas.request import TTFT_TERMS, Alternative, Request, Route, TtftAccount
+
+
+def account(story: Story, queue_s: float, tokenize_s: float, ttft_s: float) -> TtftAccount:
+    """The terms measured at the edge and those that the flow measured; a term that did not occur is 0."""
+    measured: Mapping[str, float] = {**story.terms, "queue": queue_s, "tokenize": tokenize_s}
+    return TtftAccount({term: measured.get(term, 0.0) for term in TTFT_TERMS}, ttft_s)
+
+
+def receipt(request: Request, story: Story, output_tokens: int, ttft: TtftAccount) -> dict[str, Any]:
+    return {
+        "request_id": request.id,
+        **_route(request, story.route),
+        "prompt_tokens": request.prompt_tokens,
+        "kv_bytes": story.prefill.kv_bytes if story.prefill is not None else 0,
+        "recomputed_tokens": story.recomputed_tokens,
+        "output_tokens": output_tokens,
+        "attempts": [_attempt(attempt) for attempt in story.attempts],
+        "ttft_seconds": ttft.total_s,
+        "ttft_account": {**ttft.seconds, "unaccounted": ttft.unaccounted_s},
+    }
+
+
+def _route(request: Request, route: Route | None) -> dict[str, Any]:
+    """The latest route. Prefill never computes the last prompt token (the N-1 rule), so that one is never cached."""
+    if route is None:
+        return {}
+    return {
+        "path": route.path.value,
+        "reason": route.reason.value,
+        "prefill": route.prefill,
+        "decode": route.decode,
+        "threshold_tokens": route.threshold_tokens,
+        "uncached_tokens": route.uncached_tokens,
+        "cached_tokens": max(0, request.handoff_tokens - route.uncached_tokens),
+        "transfer_tokens": route.transfer_tokens,
+        "alternatives": [_alternative(alternative) for alternative in route.alternatives],
+    }
+
+
+def _alternative(alternative: Alternative) -> dict[str, Any]:
+    return {
+        "path": alternative.path.value,
+        "prefill": alternative.prefill,
+        "decode": alternative.decode,
+        "uncached_tokens": alternative.uncached_tokens,
+        "transfer_tokens": alternative.transfer_tokens,
+    }
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "id": attempt.id,
+        "route": {
+            "path": attempt.route.path.value,
+            "reason": attempt.route.reason.value,
+            "prefill": attempt.route.prefill,
+            "decode": attempt.route.decode,
+        },
+        "ending": attempt.ending.value,
+        "detail": attempt.detail,
+    }

@@ -1,0 +1,70 @@
+"""The decision receipt."""
+
+import pytest
+
+from prfaas.cluster import NodeId
+from prfaas.flows.ports import PrefillReport
+from prfaas.flows.story import Attempt, Ending, Story
+from prfaas.request import TTFT_TERMS, Alternative, AttemptId, Path, Reason, Request, RequestId, Route, Sampling
+from prfaas.tokenizer.text import pack
+from services.router.openai.receipt import account, receipt
+
+P0, P1, D0 = NodeId("p0"), NodeId("p1"), NodeId("d0")
+REQUEST = Request(id=RequestId("r"), model="m", prompt=pack(range(1, 1001)), sampling=Sampling(max_tokens=5))
+
+
+def route(prefill: NodeId, reason: Reason, uncached_tokens: int) -> Route:
+    alternative = Alternative(Path.LOCAL, D0, D0, 999, 0)
+    return Route(
+        prefill=prefill,
+        decode=D0,
+        path=Path.REMOTE,
+        reason=reason,
+        uncached_tokens=uncached_tokens,
+        transfer_tokens=999,
+        threshold_tokens=512,
+        alternatives=(alternative,),
+    )
+
+
+def story() -> Story:
+    return Story(
+        attempts=[
+            Attempt(AttemptId("a"), route(P0, Reason.LONG_PROMPT, 999), Ending.PREFILL_LOST, "reset"),
+            Attempt(AttemptId("b"), route(P1, Reason.FALLBACK, 899), Ending.DONE),
+        ],
+        terms={"route": 0.001, "prefill": 0.5, "network": 0.02},
+        prefill=PrefillReport(queue_s=0.0, compute_s=0.5, exposed_s=0.0, prefill_tokens=899, kv_bytes=12345),
+        recomputed_tokens=1,
+    )
+
+
+def test_the_account_has_every_term_and_adds_up():
+    """What the edge measured, what the flow measured, 0 for what did not occur, and what is left."""
+    body = receipt(REQUEST, story(), 5, account(story(), queue_s=0.01, tokenize_s=0.03, ttft_s=0.6))
+    terms = body["ttft_account"]
+    assert list(terms) == [*TTFT_TERMS, "unaccounted"]
+    assert (terms["queue"], terms["tokenize"], terms["prefill"], terms["decode_queue"]) == (0.01, 0.03, 0.5, 0.0)
+    assert sum(terms.values()) == pytest.approx(body["ttft_seconds"]) == 0.6
+
+
+def test_the_receipt_tells_the_route_and_every_attempt():
+    """Of the latest route why it was taken and what else was weighed; of all attempts how they ended."""
+    body = receipt(REQUEST, story(), 5, account(story(), 0.0, 0.0, 0.0))
+    assert (body["path"], body["reason"], body["prefill"], body["decode"]) == ("remote", "fallback", "p1", "d0")
+    assert (body["threshold_tokens"], body["prompt_tokens"], body["uncached_tokens"]) == (512, 1000, 899)
+    assert (body["cached_tokens"], body["transfer_tokens"], body["kv_bytes"]) == (100, 999, 12345)
+    assert (body["recomputed_tokens"], body["output_tokens"]) == (1, 5)
+    assert [(one["route"]["prefill"], one["ending"]) for one in body["attempts"]] == [
+        ("p0", "prefill_lost"), ("p1", "done"),
+    ]  # fmt: skip
+    assert body["alternatives"] == [
+        {"path": "local", "prefill": "d0", "decode": "d0", "uncached_tokens": 999, "transfer_tokens": 0}
+    ]
+
+
+def test_the_last_prompt_token_is_not_a_cache_hit():
+    """Decode computes it in any case, whichever way a route counts it."""
+    for uncached_tokens in (999, 1000):
+        one = Story(attempts=[Attempt(AttemptId("a"), route(P0, Reason.LONG_PROMPT, uncached_tokens))])
+        assert receipt(REQUEST, one, 1, account(one, 0.0, 0.0, 0.0))["cached_tokens"] == 0
