@@ -1,0 +1,180 @@
+"""The `prfaas` command.
+
+Exit codes: 0 done; 1 it failed while running; 2 the command line or the configuration is wrong.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from prfaas import config as configuration
+from prfaas.cluster import Role
+from prfaas.engine.tiny import FAMILIES, build_tiny
+from prfaas.live.wan_relay import RelayRoute, run_relay
+from prfaas.observe.logs import configure
+from services.decode_worker.__main__ import decode_worker
+from services.local_cluster import Plan, Wan
+from services.prefill_worker.__main__ import prefill_worker
+from services.router.__main__ import router
+from services.running import end_with_launcher, run_to_end
+from services.settings import settings
+from services.up import run as up_until_signal
+
+SECTIONS = ("cluster", "store", "routing", "router", "worker", "kv", "log")
+HOME = Path(".prfaas")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="prfaas")
+def main() -> None:
+    """Prefill-as-a-Service: long prompts are prefilled in another region and decoded here."""
+
+
+main.add_command(router)
+main.add_command(prefill_worker)
+main.add_command(decode_worker)
+
+
+def local_cluster_options(command: Any) -> Any:
+    """What `up` and `demo` share."""
+    model = click.option("--model", "model_dir", type=click.Path(path_type=Path, exists=True), help="Model folder.")
+    family = click.option(
+        "--family",
+        type=click.Choice(FAMILIES),
+        default="kimi_linear",
+        help="Tiny model to build when --model is absent.",
+    )
+    return model(family(command))
+
+
+@main.command()
+@local_cluster_options
+@click.option("--port", default=8000, help="Port of the OpenAI endpoint; 0 takes a free one.")
+@click.option("--threshold-tokens", default=2048, help="t: more uncached tokens than this go to region a.")
+@click.option("--prefill-workers", default=1, type=click.IntRange(0), help="Prefill workers in region a.")
+@click.option(
+    "--pd-roles", default="mixed,mixed", help="A role for each PD node of region b: prefill, decode or mixed."
+)
+@click.option("--etcd", multiple=True, metavar="HOST:PORT", help="Use this etcd instead of the embedded store.")
+@click.option(
+    "--wan-mbit", type=click.FloatRange(min=0, min_open=True), help="Put a line of this rate between the regions."
+)
+@click.option("--wan-rtt-ms", type=click.FloatRange(min=0), default=0.0, help="Round trip time of that line.")
+@click.option("--kv-pool-bytes", default=256 << 20, help="Shared memory of each worker's KV pool.")
+@click.option("--ready-timeout-s", default=90.0, help="Give up when the cluster is not ready by then.")
+@click.option("--log-format", type=click.Choice(["json", "text"]), default="text")
+@click.option("--log-dir", type=click.Path(path_type=Path), help="A log file per process instead of the terminal.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line with endpoint and processes when ready.")
+def up(
+    model_dir: Path | None,
+    family: str,
+    pd_roles: str,
+    wan_mbit: float | None,
+    wan_rtt_ms: float,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Run a cluster of two regions on this machine until Ctrl-C."""
+    roles = tuple(role.strip() for role in pd_roles.split(","))
+    if unknown := [role for role in roles if role not in {known.value for known in Role}]:
+        raise click.UsageError(f"--pd-roles: {unknown[0]!r} is not one of prefill, decode, mixed")
+    if wan_mbit is None and wan_rtt_ms:
+        raise click.UsageError("--wan-rtt-ms needs --wan-mbit")
+    wan = Wan(mbit=wan_mbit, rtt_ms=wan_rtt_ms) if wan_mbit else None
+    configure(options["log_format"])
+    plan = Plan(model_dir=_model(model_dir, family), pd_roles=roles, wan=wan, **options)
+    run_to_end(up_until_signal(plan, as_json))
+
+
+@main.command()
+@local_cluster_options
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON only.")
+def demo(model_dir: Path | None, family: str, as_json: bool) -> None:
+    """Start a cluster, send a short and a long prompt, show where they were prefilled."""
+    from services import demo as demonstration
+
+    console = Console(quiet=as_json)
+    folder = _model(model_dir, family)
+    shown = run_to_end(demonstration.run(folder, folder.name, console, HOME / "logs"))
+    console.print(demonstration.receipts(shown))
+    if as_json:
+        print(json.dumps({name: one.summary() for name, one in shown.items()}))
+    if problems := demonstration.problems(shown):
+        raise click.ClickException("; ".join(problems))
+    console.print("demo: ok")
+
+
+@main.group()
+def model() -> None:
+    """Model folders."""
+
+
+@model.command("build-tiny")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--family", type=click.Choice(FAMILIES), required=True)
+def model_build_tiny(directory: Path, family: str) -> None:
+    """Write a small seeded model with tokenizer and chat template."""
+    build_tiny(directory, family)
+    click.echo(f"built {family} in {directory}")
+
+
+@main.command("wan-relay")
+@click.option("--route", "routes", multiple=True, required=True, metavar="LISTEN=TARGET", help="host:port=host:port")
+@click.option("--mbit", required=True, type=click.FloatRange(min=0, min_open=True), help="Rate of the line, each way.")
+@click.option("--rtt-ms", default=0.0, type=click.FloatRange(min=0), help="Round trip time of the line.")
+@click.option("--metrics-port", default=0, help="Port of /metrics; 0 takes a free one.")
+def wan_relay(routes: tuple[str, ...], mbit: float, rtt_ms: float, metrics_port: int) -> None:
+    """Carry the KV path over a line of this rate and round trip time."""
+    end_with_launcher()
+    configure("text")
+    run_relay(
+        [_relay_route(route) for route in routes],
+        bits_per_s=mbit * 1e6,
+        rtt_s=rtt_ms / 1e3,
+        metrics_address=("127.0.0.1", metrics_port),
+    )
+
+
+def _relay_route(text: str) -> RelayRoute:
+    try:
+        (listen_host, listen_port), (target_host, target_port) = (side.rsplit(":", 1) for side in text.split("="))
+        return RelayRoute(listen_host, int(listen_port), target_host, int(target_port))
+    except ValueError:
+        raise click.UsageError(f"--route {text}: must be host:port=host:port") from None
+
+
+@main.group()
+def config() -> None:
+    """The configuration."""
+
+
+@config.command("check")
+@settings(*SECTIONS, own=())
+def config_check(_config: configuration.Config) -> None:
+    """Say whether file, environment and options make a valid configuration."""
+    click.echo("configuration: ok")
+
+
+@config.command("dump")
+@settings(*SECTIONS, own=())
+def config_dump(loaded: configuration.Config) -> None:
+    """Print the configuration in force as JSON, secrets masked."""
+    click.echo(json.dumps(configuration.dump(loaded), indent=2))
+
+
+def _model(model_dir: Path | None, family: str) -> Path:
+    """The folder given, or a tiny model of the family, built once."""
+    if model_dir:
+        return model_dir
+    folder = HOME / "models" / f"tiny-{family.replace('_', '-')}"
+    if not (folder / "config.json").exists():
+        click.echo(f"building {folder}", err=True)
+        build_tiny(folder, family)
+    return folder
+
+
+if __name__ == "__main__":
+    main()

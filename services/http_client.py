@@ -1,0 +1,81 @@
+"""What the command line needs of HTTP: fetch a page, and ask the OpenAI endpoint while its answer streams."""
+
+import http.client
+import json
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+TIMEOUT_S = 120.0
+
+
+def fetch(url: str) -> tuple[int, str]:
+    """Status and body of a GET. Raises OSError."""
+    with _connection(url) as connection:
+        connection.request("GET", urllib.parse.urlsplit(url).path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
+@dataclass(slots=True)
+class Answer:
+    """A streamed chat answer. `receipt` is there once the stream has ended."""
+
+    pieces: list[str] = field(default_factory=list)
+    receipt: Mapping[str, Any] = field(default_factory=dict)
+    usage: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+class AnswerFailed(Exception):
+    """The endpoint answered with an error."""
+
+
+def chat(endpoint: str, model: str, prompt: str, max_tokens: int) -> Iterator[Answer]:
+    """Ask, greedy, with a receipt; yields the growing answer at each piece, and once more when it is whole."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    with _connection(endpoint) as connection:
+        headers = {"Content-Type": "application/json", "x-prfaas-receipt": "1"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            raise AnswerFailed(response.read().decode())
+        answer = Answer()
+        for event in _events(response):
+            if "error" in event:
+                raise AnswerFailed(event["error"]["message"])
+            answer.receipt = event.get("prfaas_receipt", answer.receipt)
+            answer.usage = event.get("usage") or answer.usage
+            for choice in event["choices"]:
+                if piece := choice["delta"].get("content"):
+                    answer.pieces.append(piece)
+                    yield answer
+        yield answer
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    for line in response:
+        if line.startswith(b"data: ") and (data := line.removeprefix(b"data: ").strip()) != b"[DONE]":
+            yield json.loads(data)
+
+
+@contextmanager
+def _connection(url: str) -> Iterator[http.client.HTTPConnection]:
+    parts = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+    try:
+        yield connection
+    finally:
+        connection.close()

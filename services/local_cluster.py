@@ -1,0 +1,245 @@
+"""A two-region cluster on this machine: one process per service, as an operator would run them, joined by the same
+store and wires. `prfaas up`, `prfaas demo` and the tests start it.
+
+Region `a` prefills (the PrfaaS cluster), region `b` holds the PD nodes and the router. With a WAN, the KV path from a
+to b goes through `prfaas wan-relay`.
+"""
+
+import asyncio
+import functools
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import IO
+
+from prfaas.cluster import ClusterView, RegionId
+from prfaas.errors import DeadlineExceeded, PeerUnavailable
+from prfaas.membership.etcd import EtcdStore
+from prfaas.membership.follow import ClusterFollower
+from prfaas.membership.memory import MemoryStore
+from prfaas.membership.server import EmbeddedStoreServer
+from prfaas.process import end_all
+from services.http_client import fetch
+from services.running import LAUNCHED
+
+PREFILL_REGION, PD_REGION = "a", "b"
+STOP_GRACE_S = 15.0
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wan:
+    """The line between the regions."""
+
+    mbit: float
+    rtt_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to start. `etcd` names endpoints of a store that runs already; without any, one is embedded here."""
+
+    model_dir: Path
+    port: int = 0
+    threshold_tokens: int = 2048
+    prefill_workers: int = 1
+    pd_roles: tuple[str, ...] = ("mixed", "mixed")
+    etcd: tuple[str, ...] = ()
+    wan: Wan | None = None
+    kv_pool_bytes: int = 256 << 20
+    log_format: str = "text"
+    log_dir: Path | None = None
+    ready_timeout_s: float = 60.0
+    cluster: str = "local"
+    extra: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class LocalCluster:
+    """A running cluster. `processes` is by name: router, prefill-0, decode-0, ..., wan-relay."""
+
+    plan: Plan
+    endpoint: str
+    store_endpoints: tuple[str, ...]
+    metrics: dict[str, str]
+    processes: dict[str, asyncio.subprocess.Process]
+
+    async def died(self) -> str:
+        """Name of the first process that ends by itself."""
+        waits = {asyncio.ensure_future(process.wait()): name for name, process in self.processes.items()}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return waits[done.pop()]
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+
+@asynccontextmanager
+async def local_cluster(plan: Plan) -> AsyncIterator[LocalCluster]:
+    """Start everything, wait until the router can serve, and stop everything at the end. Raises PeerUnavailable when a
+    process ends while starting, DeadlineExceeded when the cluster does not become ready."""
+    async with AsyncExitStack() as stack:
+        store = plan.etcd or (await stack.enter_async_context(_embedded_store()),)
+        starter = _Starter(plan, store)
+        stack.push_async_callback(starter.stop)
+        cluster = await starter.start()
+        await _ready(cluster)
+        yield cluster
+
+
+@asynccontextmanager
+async def _embedded_store() -> AsyncIterator[str]:
+    server = EmbeddedStoreServer(MemoryStore(), "127.0.0.1", 0)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{server.port}"
+    finally:
+        await server.stop()
+
+
+class _Starter:
+    """Starts the processes in order; `stop` ends whatever was started, also after a failure half-way."""
+
+    def __init__(self, plan: Plan, store: tuple[str, ...]) -> None:
+        self._plan, self._store = plan, store
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._metrics: dict[str, str] = {}
+        self._logs: list[IO[bytes]] = []
+
+    async def start(self) -> LocalCluster:
+        plan = self._plan
+        kv_ports = free_ports(len(plan.pd_roles))
+        relay_ports = free_ports(len(plan.pd_roles)) if plan.wan else []
+        if plan.wan:
+            await self._start_relay(plan.wan, relay_ports, kv_ports)
+        for number in range(plan.prefill_workers):
+            await self._start_worker(
+                "prefill-worker", f"prefill-{number}", PREFILL_REGION, "--model-dir", str(plan.model_dir)
+            )
+        for number, role in enumerate(plan.pd_roles):
+            options = ["--role", role, "--model-dir", str(plan.model_dir), "--kv-port", str(kv_ports[number])]
+            if relay_ports:
+                options += ["--kv-advertise", f"127.0.0.1:{kv_ports[number]}"]
+                options += ["--kv-advertise", f"{PREFILL_REGION}=127.0.0.1:{relay_ports[number]}"]
+            await self._start_worker("decode-worker", f"decode-{number}", PD_REGION, *options)
+        port = plan.port or free_ports(1)[0]
+        options = ["--port", str(port), "--model-dir", str(plan.model_dir)]
+        options += ["--threshold-tokens", str(plan.threshold_tokens)]
+        await self._spawn("router", "router", *options, *self._shared())
+        endpoint = f"http://127.0.0.1:{port}"
+        self._metrics["router"] = f"{endpoint}/metrics"
+        return LocalCluster(plan, endpoint, self._store, self._metrics, self._processes)
+
+    async def _start_relay(self, wan: Wan, relay_ports: list[int], kv_ports: list[int]) -> None:
+        [metrics_port] = free_ports(1)
+        routes = [
+            part
+            for ours, theirs in zip(relay_ports, kv_ports, strict=True)
+            for part in ("--route", f"127.0.0.1:{ours}=127.0.0.1:{theirs}")
+        ]
+        line = ["--mbit", str(wan.mbit), "--rtt-ms", str(wan.rtt_ms), "--metrics-port", str(metrics_port)]
+        await self._spawn("wan-relay", "wan-relay", *routes, *line)
+        self._metrics["wan-relay"] = f"http://127.0.0.1:{metrics_port}/metrics"
+
+    async def _start_worker(self, command: str, name: str, region: str, *options: str) -> None:
+        [metrics_port] = free_ports(1)
+        self._metrics[name] = f"http://127.0.0.1:{metrics_port}/metrics"
+        place = ["--id", name, "--region", region, "--metrics-port", str(metrics_port)]
+        pool = ["--kv-pool-bytes", str(self._plan.kv_pool_bytes)]
+        await self._spawn(command, name, *place, *pool, *options, *self._shared())
+
+    def _shared(self) -> list[str]:
+        endpoints = [part for endpoint in self._store for part in ("--store-endpoints", endpoint)]
+        cluster = ["--cluster-name", self._plan.cluster, "--cluster-pd-region", PD_REGION]
+        return [*endpoints, *cluster, "--log-format", self._plan.log_format]
+
+    async def _spawn(self, command: str, name: str, *options: str) -> None:
+        log: IO[bytes] | None = None
+        if self._plan.log_dir:
+            self._plan.log_dir.mkdir(parents=True, exist_ok=True)
+            log = (self._plan.log_dir / f"{name}.log").open("wb")
+            self._logs.append(log)
+        # Its own session: a Ctrl-C on the terminal reaches the launcher alone, which then stops all in order.
+        self._processes[name] = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "services.cli",
+            command,
+            *options,
+            *self._plan.extra.get(command, ()),
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, LAUNCHED: "1"},
+        )
+
+    async def stop(self) -> None:
+        await end_all([*self._processes.values()], STOP_GRACE_S)
+        for log in self._logs:
+            log.close()
+
+
+async def _ready(cluster: LocalCluster) -> None:
+    """Wait until every worker is in the view and the router answers, or something has gone wrong."""
+    stage, limit_s = "starting the cluster", cluster.plan.ready_timeout_s
+    waiting = asyncio.ensure_future(_all_there(cluster))
+    dying = asyncio.ensure_future(cluster.died())
+    try:
+        async with asyncio.timeout(limit_s):
+            await asyncio.wait({waiting, dying}, return_when=asyncio.FIRST_COMPLETED)
+    except TimeoutError:
+        raise DeadlineExceeded(stage, limit_s) from None
+    finally:
+        for task in (waiting, dying):
+            task.cancel()
+    if dying.done() and not dying.cancelled():
+        raise PeerUnavailable(dying.result(), "its process ended while the cluster was starting")
+    waiting.result()
+
+
+async def _all_there(cluster: LocalCluster) -> None:
+    plan = cluster.plan
+    wanted = plan.prefill_workers + len(plan.pd_roles)
+    store = EtcdStore(cluster.store_endpoints)
+    follower = ClusterFollower(store, plan.cluster, RegionId(PD_REGION))
+    following = asyncio.ensure_future(follower.run())
+    try:
+        await follower.wait_for(functools.partial(_has_nodes, wanted), plan.ready_timeout_s)
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await store.close()
+    while await _nodes_known_to(cluster.endpoint) < wanted:  # noqa: ASYNC110 - another process's state
+        await asyncio.sleep(POLL_S)
+
+
+def _has_nodes(wanted: int, view: ClusterView) -> bool:
+    return len(view.nodes) >= wanted
+
+
+async def _nodes_known_to(endpoint: str) -> int:
+    """How many workers the router sees, by its own metrics; 0 while it does not answer."""
+    try:
+        status, body = await asyncio.to_thread(fetch, f"{endpoint}/metrics")
+    except OSError:
+        return 0
+    samples = (line.split() for line in body.splitlines() if line.startswith("prfaas_router_live_nodes{"))
+    return sum(int(float(value)) for _, value in samples) if status == HTTPStatus.OK else 0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback address that nobody uses now, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+    finally:
+        for sock in sockets:
+            sock.close()
