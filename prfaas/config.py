@@ -38,6 +38,9 @@ class ClusterConfig(_Section, frozen=True):
 
 class StoreConfig(_Section, frozen=True):
     endpoints: Annotated[tuple[str, ...], Meta(description="host:port of each etcd member.")] = ("127.0.0.1:2379",)
+    ca: Annotated[str, Meta(description="CA certificate (PEM file) of the members; empty: no TLS.")] = ""
+    cert: Annotated[str, Meta(description="Client certificate (PEM file) for mTLS.")] = ""
+    key: Annotated[str, Meta(description="Private key (PEM file) of that certificate.")] = ""
     username: Annotated[str, Meta(description="etcd user; empty: no authentication.")] = ""
     password: Annotated[str, Meta(description="etcd password.")] = ""
     lease_ttl_s: Annotated[

@@ -1,6 +1,6 @@
 """The classes of a `ClusterView`, each kept in load order, so that no decision and no report ever sorts the cluster."""
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 
 from prfaas.cluster import Node, NodeId, NodeKind, RegionId
 
@@ -12,29 +12,34 @@ class Ranking:
     """Placing a node costs a bisection. A node without a rank is not in the class."""
 
     def __init__(self) -> None:
-        self._sorted: list[tuple[Rank, NodeId]] = []
         self._ranks: dict[NodeId, Rank] = {}
+        # Two lists in one order, so that the ids are had without taking the pairs apart.
+        self._sorted: list[tuple[Rank, NodeId]] = []
+        self._order: list[NodeId] = []
         self._ids: tuple[NodeId, ...] | None = ()
 
     def place(self, node: NodeId, rank: Rank | None) -> None:
         before = self._ranks.pop(node, None)
         if before is not None:
-            del self._sorted[bisect_left(self._sorted, (before, node))]
+            index = bisect_left(self._sorted, (before, node))
+            del self._sorted[index], self._order[index]
         if rank is not None:
+            index = bisect_left(self._sorted, (rank, node))
+            self._sorted.insert(index, (rank, node))
+            self._order.insert(index, node)
             self._ranks[node] = rank
-            insort(self._sorted, (rank, node))
         if before != rank:
             self._ids = None
 
     def ids(self) -> tuple[NodeId, ...]:
         """From least to most loaded."""
         if self._ids is None:
-            self._ids = tuple(node for _, node in self._sorted)
+            self._ids = tuple(self._order)
         return self._ids
 
     def check(self) -> None:
         assert self._sorted == sorted((rank, node) for node, rank in self._ranks.items()), "order and ranks differ"
-        assert self.ids() == tuple(node for _, node in self._sorted), "the ids are of an earlier order"
+        assert self.ids() == tuple(node for _, node in self._sorted), "the ids are of another order"
 
 
 class Classes:

@@ -16,7 +16,6 @@ from prfaas.cluster import Incarnation, Node, NodeId, NodeKind, RegionId, Role
 from prfaas.config import Config
 from prfaas.engine.port import EngineInfo
 from prfaas.errors import ConfigError
-from prfaas.membership.etcd import EtcdStore
 from prfaas.membership.records import Measured
 from prfaas.membership.registration import Registration
 from prfaas.node.admission import Admission, Limits
@@ -29,6 +28,7 @@ from prfaas.node.self_check import check_addresses
 from prfaas.node.tenure import Place
 from prfaas.node.worker import Worker
 from prfaas.process import StopSignals
+from prfaas.stores import open_store
 from prfaas.transfer.frames import WIRE
 from prfaas.transfer.pump.messages import Start
 
@@ -60,7 +60,8 @@ async def run_worker(config: Config, kind: NodeKind, limits: Limits, runtime: Ca
                 info = await engine.info()
                 place = await _start_pump(config, info, pump)
                 worker = Worker(place, info, engine, pump, Admission(limits), group.create_task)
-                await _serve(config, kind, worker, runtime(worker), WorkerPages(worker, engine, pump), stop)
+                pages = WorkerPages(worker, engine, pump)
+                await _serve(config, kind, worker, runtime(worker), pages, stop, group)
                 for task in crew:
                     task.cancel()
     except asyncio.CancelledError:
@@ -88,7 +89,13 @@ async def _start_pump(config: Config, info: EngineInfo, pump: PumpClient) -> Pla
 
 
 async def _serve(
-    config: Config, kind: NodeKind, worker: Worker, runtime: Runtime, pages: WorkerPages, stop: StopSignals
+    config: Config,
+    kind: NodeKind,
+    worker: Worker,
+    runtime: Runtime,
+    pages: WorkerPages,
+    stop: StopSignals,
+    group: asyncio.TaskGroup,
 ) -> None:
     own = config.worker
     async with AsyncExitStack() as stack:
@@ -99,12 +106,13 @@ async def _serve(
         await check_addresses(node, pages.pump)
         await server.set_serving(True)
         pages.role, pages.ready = node.role, True
-        store = EtcdStore(config.store.endpoints)
+        store = open_store(config.store)
         stack.push_async_callback(store.close)
         registration = Registration(
             store, config.cluster.name, node, lambda: Measured(worker.load()), lease_ttl_s=config.store.lease_ttl_s
         )
-        registering = asyncio.create_task(registration.run(), name="registration")
+        # A worker whose id was taken over by a newer process ends: its registration fails, and with it the group.
+        registering = group.create_task(registration.run(), name="registration")
         stack.push_async_callback(_end, registering)
         stop.ready()
         log.info(

@@ -17,10 +17,10 @@ from prfaas.live.clock import AsyncioClock
 from prfaas.live.link import GrpcTokenLink, LinkParams, LinkPool, TokenLink
 from prfaas.live.link_stream import LinkCounters
 from prfaas.live.serve_ports import LiveServePorts
-from prfaas.membership.etcd import EtcdStore
 from prfaas.membership.follow import ClusterFollower
 from prfaas.process import StopSignals
 from prfaas.scheduling.routing import RoutingParams
+from prfaas.stores import open_store
 from prfaas.tokenizer.text import load_tokenizer
 from services.router.backend import ClusterBackend, new_attempt_id
 from services.router.http.limits import Limits
@@ -48,7 +48,7 @@ async def _serve(config: Config, stop: StopSignals) -> None:
         raise ConfigError("router.model_dir", "is required")
     tokenizer = load_tokenizer(Path(own.model_dir))
     async with AsyncExitStack() as stack:
-        store = EtcdStore(config.store.endpoints)
+        store = open_store(config.store)
         stack.push_async_callback(store.close)
         follower = ClusterFollower(store, config.cluster.name, RegionId(config.cluster.pd_region))
         following = asyncio.create_task(follower.run(), name="cluster view")

@@ -7,10 +7,11 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from services.local_cluster import LocalCluster, Plan, Wan
-from tests.e2e.client import at_rest, complete, eventually, metrics, openai_client, over_pd_nodes, total
+from tests.e2e.client import LIVENESS_S, at_rest, complete, eventually, metrics, openai_client, over_pd_nodes, total
 from tests.e2e.conftest import StartCluster
 from tests.e2e.reference import Alone, token_ids
 
@@ -98,3 +99,23 @@ async def test_a_decode_node_killed_before_the_first_token(start: StartCluster, 
         done = await asking
         assert done.token_ids == alone("cost_model").answer(ids, 8)
         assert len(done.receipt["attempts"]) == 2
+
+
+async def test_field_C3_a_worker_restarted_under_its_id(start: StartCluster, model_dir: ModelDir, alone: Reference):
+    """A second process with the same id takes over at once; requests go on, and the first one ends by itself."""
+    plan = Plan(model_dir=model_dir("cost_model"), threshold_tokens=500)
+    async with start(plan) as cluster:
+        first = cluster.processes["prefill-0"]
+        command = psutil.Process(first.pid).cmdline()
+        metrics_port = command.index("--metrics-port") + 1
+        command[metrics_port] = "0"
+        second = await asyncio.create_subprocess_exec(*command)
+        try:
+            assert await asyncio.wait_for(first.wait(), LIVENESS_S) == 1
+            cluster.metrics.pop("prefill-0")
+            done = await complete(cluster, token_ids(2000), 8)
+            assert (done.receipt["path"], done.receipt["prefill"]) == ("remote", "prefill-0")
+            assert done.token_ids == alone("cost_model").answer(token_ids(2000), 8)
+        finally:
+            second.terminate()
+            await second.wait()

@@ -153,7 +153,8 @@ def running_router(
             router.call(router.server.drain(0.0))
             assert router.server.connections == 0
             assert router.backend.running == 0
-            assert complaints == []
+            # In debug mode asyncio also tells of clients that do not speak TLS.
+            assert [one for one in complaints if not isinstance(one.get("exception"), ssl.SSLError)] == []
         finally:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()

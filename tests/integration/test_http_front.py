@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 import ssl
 import subprocess
 import time
@@ -477,7 +478,7 @@ def test_draining_lets_requests_finish(router: Router):
         busy.send(completion(prompt=[70] * 1000, max_tokens=1000, stream=True)).read_head()
         router.call(_drain_while(router, busy, idle))
         with pytest.raises(ConnectionRefusedError):
-            Wire(router.port)
+            socket.create_connection(("127.0.0.1", router.port), timeout=LIVENESS_S)
 
 
 async def _drain_while(router: Router, busy: Wire, idle: Wire) -> None:
