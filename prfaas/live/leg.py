@@ -1,7 +1,8 @@
 """One attempt on one worker, as the router sees it: commands out, events in, in order, whatever carries them.
 
 A leg has one reader. Its queue is bounded by what the attempt can produce, so that only a worker that talks nonsense
-overflows it. Once a leg has failed every use of it raises that failure; what had arrived before is still handed out.
+overflows it. Once a leg has failed every use of it raises that failure; what had arrived before is still handed out,
+but not after it was closed.
 """
 
 import asyncio
@@ -82,6 +83,7 @@ class Leg:
         if self._closed:
             return
         self._closed = True
+        self._events.clear()
         self._wire.forget(self.attempt)
         if self._asked and not self._ended:
             self._wire.send(self.attempt, Cancel())
