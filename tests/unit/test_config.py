@@ -62,11 +62,9 @@ def test_lists_and_tables_fit_into_the_environment():
 
 def test_a_dump_masks_secrets():
     """What operators paste into tickets holds no password."""
-    loaded = config.load(
-        overrides={("store", "password"): "hunter2", ("cluster", "cluster_secret"): "salt"}, environ={}
-    )
+    loaded = config.load(overrides={("store", "password"): "hunter2", ("router", "admin_key"): "salt"}, environ={})
     tree = config.dump(loaded)
-    assert (tree["store"]["password"], tree["cluster"]["cluster_secret"]) == (config.MASK, config.MASK)
+    assert (tree["store"]["password"], tree["router"]["admin_key"]) == (config.MASK, config.MASK)
     assert "hunter2" not in str(tree) and "salt" not in str(tree)
 
 
@@ -75,3 +73,15 @@ def test_every_setting_says_what_it_is():
     for section, field in config.fields():
         described = [meta for meta in getattr(field.type, "__metadata__", ()) if meta.description]
         assert described, f"{section}.{field.name}"
+
+
+def test_an_unknown_variable_is_named():
+    """A slip in a variable's name must not be silence."""
+    with pytest.raises(ConfigError, match="PRFAAS_ROUTER_PRT"):
+        config.load(environ={"PRFAAS_ROUTER_PRT": "1"})
+    config.load(environ={"PRFAAS_LAUNCHED": "1", "HOME": "x"})
+
+
+def test_an_empty_table_in_the_environment_is_empty():
+    """A variable that is set to nothing sets nothing."""
+    assert config.load(environ={"PRFAAS_KV_ADVERTISE": ""}).kv.advertise == {}
