@@ -1,6 +1,6 @@
 """Nodes, regions, roles and the view of a cluster that decisions are made from."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -49,8 +49,38 @@ class WireRange:
 
 
 @dataclass(frozen=True, slots=True)
+class Egress:
+    """What a node sends to one other region. `backlogged_bytes_per_s` is the goodput while something was waiting to be
+    sent, the only time at which a sender learns what the line can carry; None when that has not been the case
+    lately."""
+
+    region: RegionId
+    queued_bytes: int = 0
+    sent_bytes_per_s: float = 0.0
+    backlogged_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """One ordered pair of regions, as estimated from its senders' reports. What is not known is None."""
+
+    source: RegionId
+    target: RegionId
+    capacity_bytes_per_s: float | None = None
+    goodput_bytes_per_s: float | None = None
+    utilization: float | None = None
+    queued_bytes: int = 0
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLoad:
-    """What a node last reported about itself. Times are seconds, sizes bytes."""
+    """What a node last reported about itself. Times are seconds, sizes bytes.
+
+    `decoding` of `max_batch` batch slots are taken (0: no limit known), `waiting_decodes` sequences wait for one. A
+    busy ratio is the part of what the node has for a stage that was in use lately: of its time for prefill, of its
+    batch slots for decode. None where that is not measured.
+    """
 
     queued_prefill_tokens: int = 0
     active_sequences: int = 0
@@ -58,6 +88,12 @@ class NodeLoad:
     kv_free_bytes: int = 0
     kv_total_bytes: int = 0
     draining: bool = False
+    decoding: int = 0
+    waiting_decodes: int = 0
+    max_batch: int = 0
+    egress: tuple[Egress, ...] = ()
+    prefill_busy_ratio: float | None = None
+    decode_busy_ratio: float | None = None
 
 
 def address_for(addresses: Mapping[str, str], region: RegionId) -> str:
@@ -85,7 +121,22 @@ class Node:
     wire: WireRange = WireRange(1, 1)
     max_context_tokens: int
     eos_token_ids: tuple[int, ...] = ()
+    #: Names the profile that says how fast this node is.
+    hardware: str = ""
+    #: Share of its time that a MIXED node gives to prefill.
+    prefill_share: float | None = None
     load: NodeLoad = NodeLoad()
+
+    @property
+    def share(self) -> float:
+        """Share of its time for prefill: 1 prefills only, 0 decodes only."""
+        match self.role:
+            case Role.PREFILL:
+                return 1.0
+            case Role.DECODE:
+                return 0.0
+            case Role.MIXED:
+                return 0.5 if self.prefill_share is None else self.prefill_share
 
     def kv_address_for(self, region: RegionId) -> str:
         """Where a node in `region` connects to push KV into this one."""
@@ -96,17 +147,37 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Plan:
+    """What the slow loop wants: the threshold and each PD node's share of time for prefill. A higher epoch wins."""
+
+    epoch: int
+    threshold_tokens: int
+    shares: Mapping[NodeId, float] = field(default_factory=lambda: MappingProxyType({}))
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterView:
     """All live nodes, with each class already ordered by load so that a decision never sorts the cluster.
 
     `remote_prefill`: prefill workers outside the PD region. `local_prefill`: PD nodes whose role prefills.
     `decode`: PD nodes whose role decodes. All lists go from least to most loaded and leave out draining nodes.
+    `loads` holds the loads that are known better than by their nodes' last reports.
     """
 
     nodes: Mapping[NodeId, Node] = field(default_factory=lambda: MappingProxyType({}))
-    remote_prefill: tuple[NodeId, ...] = ()
-    local_prefill: tuple[NodeId, ...] = ()
-    decode: tuple[NodeId, ...] = ()
+    remote_prefill: Sequence[NodeId] = ()
+    local_prefill: Sequence[NodeId] = ()
+    decode: Sequence[NodeId] = ()
+    plan: Plan | None = None
+    #: The highest epoch in the store or reported by any worker: a store that came back empty must not freeze the
+    #: cluster.
+    highest_epoch: int = 0
+    loads: Mapping[NodeId, NodeLoad] = field(default_factory=lambda: MappingProxyType({}))
+
+    def load_of(self, node: Node) -> NodeLoad:
+        """As far as it is known: `node.load` is what was reported."""
+        return self.loads.get(node.id, node.load)
 
     def models(self) -> tuple[str, ...]:
         """Models that some live node can decode, in name order."""

@@ -68,32 +68,92 @@ class Path(Enum):
     REMOTE = "remote"
 
 
+class Mode(Enum):
+    """AUTO: the length rule decides. ALWAYS: whatever can be prefilled in another region is. NEVER: nothing is."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 class Reason(Enum):
     """Why a route is what it is."""
 
     SHORT_PROMPT = "short_prompt"
     LONG_PROMPT = "long_prompt"
+    #: The rule said otherwise, but would have missed the TTFT objective where the other class keeps it.
+    SPILLED_LOCAL = "spilled_local"
+    SPILLED_REMOTE = "spilled_remote"
+    #: The mode left no choice.
+    MODE_ALWAYS = "mode_always"
+    MODE_NEVER = "mode_never"
     NO_REMOTE_PREFILL = "no_remote_prefill"
     NO_LOCAL_PREFILL = "no_local_prefill"
     FALLBACK = "fallback"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """Expected time to the first token, by the terms of the TTFT account. None of them is below 0."""
+
+    prefill_queue_s: float = 0.0
+    prefill_s: float = 0.0
+    transfer_exposed_s: float = 0.0
+    decode_queue_s: float = 0.0
+    first_decode_step_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        return (
+            self.prefill_queue_s
+            + self.prefill_s
+            + self.transfer_exposed_s
+            + self.decode_queue_s
+            + self.first_decode_step_s
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull:
+    """What it costs to bring a longer cached prefix from another region to where the prompt is computed, against what
+    computing those tokens costs. None: not known. `chosen` says whether the route counts on it."""
+
+    source: NodeId
+    tokens: int
+    nbytes: int | None = None
+    transfer_s: float | None = None
+    recompute_s: float | None = None
+    chosen: bool = False
+
+    @property
+    def pays(self) -> bool:
+        return self.transfer_s is not None and self.recompute_s is not None and self.transfer_s < self.recompute_s
+
+
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A way that was weighed: what it would have had to compute and to move."""
+    """A way that was weighed: what it would have had to compute and to move. Without a profile of the hardware neither
+    bytes nor seconds are known."""
 
     path: Path
     prefill: NodeId
     decode: NodeId
     uncached_tokens: int
     transfer_tokens: int
+    transfer_bytes: int | None = None
+    predicted: Predicted | None = None
+
+    @property
+    def predicted_ttft_s(self) -> float | None:
+        return None if self.predicted is None else self.predicted.ttft_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """Where a request is prefilled and decoded, and why. `prefill == decode` means that no KV moves.
 
-    `uncached_tokens` is what the rule compared with `threshold_tokens`; `transfer_tokens` is the KV that has to cross.
+    `uncached_tokens` is what the rule compared with `threshold_tokens`; `prefill_tokens` is what the chosen node has to
+    compute; `transfer_tokens` is the KV that has to cross.
     """
 
     prefill: NodeId
@@ -104,10 +164,18 @@ class Route:
     transfer_tokens: int
     threshold_tokens: int
     alternatives: tuple[Alternative, ...] = ()
+    prefill_tokens: int = 0
+    transfer_bytes: int | None = None
+    predicted: Predicted | None = None
+    pull: Pull | None = None
 
     @property
     def moves_kv(self) -> bool:
         return self.prefill != self.decode
+
+    @property
+    def predicted_ttft_s(self) -> float | None:
+        return None if self.predicted is None else self.predicted.ttft_s
 
 
 class FinishReason(Enum):

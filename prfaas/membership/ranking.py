@@ -2,10 +2,12 @@
 
 from bisect import bisect_left
 
-from prfaas.cluster import Node, NodeId, NodeKind, RegionId
+from prfaas.cluster import Node, NodeId, NodeKind, RegionId, Role
 
 #: Less is better; among equals the order is that of the ids, the same everywhere.
 Rank = tuple[int, ...]
+#: Looking up a member of an Enum costs more than comparing with it.
+PREFILL, DECODE, PD = Role.PREFILL, Role.DECODE, NodeKind.PD
 
 
 class Ranking:
@@ -37,9 +39,24 @@ class Ranking:
             self._ids = tuple(self._order)
         return self._ids
 
+    def ranked(self) -> tuple[tuple[Rank, NodeId], ...]:
+        """As `ids`, with the ranks."""
+        return tuple(self._sorted)
+
+    def ranks(self) -> dict[NodeId, Rank]:
+        return self._ranks.copy()
+
     def check(self) -> None:
         assert self._sorted == sorted((rank, node) for node, rank in self._ranks.items()), "order and ranks differ"
         assert self.ids() == tuple(node for _, node in self._sorted), "the ids are of another order"
+
+
+def prefill_rank(load_known: bool, waiting_tokens: int, held_tokens: int, running: int) -> Rank:
+    return not load_known, waiting_tokens, held_tokens, running
+
+
+def decode_rank(load_known: bool, waiting_tokens: int, held_tokens: int, running: int) -> Rank:
+    return not load_known, running, held_tokens, waiting_tokens
 
 
 class Classes:
@@ -56,13 +73,28 @@ class Classes:
         self.remote_prefill, self.local_prefill, self.decode = Ranking(), Ranking(), Ranking()
 
     def place(self, node: Node, *, load_known: bool) -> None:
-        here, pd, load = node.region == self._pd_region, node.kind is NodeKind.PD, node.load
-        prefills, decodes = node.role.prefills and not load.draining, node.role.decodes and not load.draining
-        waiting, running, held = load.queued_prefill_tokens, load.active_sequences, load.committed_tokens
-        prefill_rank, decode_rank = (not load_known, waiting, held, running), (not load_known, running, held, waiting)
-        self.remote_prefill.place(node.id, prefill_rank if prefills and not here and not pd else None)
-        self.local_prefill.place(node.id, prefill_rank if prefills and here else None)
-        self.decode.place(node.id, decode_rank if decodes and here and pd else None)
+        load = node.load
+        self.place_as(node, load_known, load.queued_prefill_tokens, load.committed_tokens, load.active_sequences)
+
+    def place_as(self, node: Node, load_known: bool, waiting_tokens: int, held_tokens: int, running: int) -> None:
+        """Place the node as if these were its load."""
+        name, here, there = node.id, self.prefills_here(node), self.prefills_elsewhere(node)
+        rank = prefill_rank(load_known, waiting_tokens, held_tokens, running) if here or there else None
+        self.remote_prefill.place(name, rank if there else None)
+        self.local_prefill.place(name, rank if here else None)
+        decodes = self.decodes(node)
+        self.decode.place(name, decode_rank(load_known, waiting_tokens, held_tokens, running) if decodes else None)
+
+    def prefills_elsewhere(self, node: Node) -> bool:
+        elsewhere = node.region != self._pd_region and node.kind is not PD
+        return elsewhere and node.role is not DECODE and not node.load.draining
+
+    def prefills_here(self, node: Node) -> bool:
+        return node.region == self._pd_region and node.role is not DECODE and not node.load.draining
+
+    def decodes(self, node: Node) -> bool:
+        here = node.region == self._pd_region and node.kind is PD
+        return here and node.role is not PREFILL and not node.load.draining
 
     def remove(self, node: NodeId) -> None:
         for ranking in (self.remote_prefill, self.local_prefill, self.decode):

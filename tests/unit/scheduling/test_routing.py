@@ -1,13 +1,16 @@
 """The paper's rule over two matches, load and failures."""
 
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
 from prfaas.cluster import (
     ClusterView,
     Incarnation,
+    LinkState,
     Namespace,
     Node,
     NodeId,
@@ -18,7 +21,8 @@ from prfaas.cluster import (
     WireRange,
 )
 from prfaas.errors import ModelNotFound, PeerUnavailable
-from prfaas.request import NO_MATCHES, Match, Path, Reason, Request, RequestId, Sampling
+from prfaas.profile import CASE_STUDY, GBPS, shipped
+from prfaas.request import NO_MATCHES, Match, Mode, Path, Reason, Request, RequestId, Sampling
 from prfaas.scheduling.routing import (
     LEAST_LOADED,
     OWN_PREFILL_TOKENS,
@@ -290,3 +294,286 @@ def test_the_cost_of_a_decision_does_not_grow_with_the_cluster():
         return counted.lookups
 
     assert lookups(1000) == lookups(100) <= 3 * (LEAST_LOADED + PREFIX_HOLDERS) + 8
+
+
+# -- by seconds, where the hardware's profiles are known
+
+
+FAR, NEAR = RegionId("far"), RegionId("near")
+PROFILES = {hardware: shipped(CASE_STUDY, hardware) for hardware in ("h200", "h20")}
+H200, H20 = PROFILES["h200"], PROFILES["h20"]
+
+
+def timed(threshold_tokens: int = 19_400, **changed: Any) -> RoutingParams:
+    """The case study's hardware behind a line of 100 Gbps, with a round trip of 20 ms."""
+    usual: dict[str, Any] = {
+        "profiles": PROFILES,
+        "links": {(FAR, NEAR): line(100), (NEAR, FAR): line(100, back=True)},
+        "rtt_s": {(FAR, NEAR): 0.02, (NEAR, FAR): 0.02},
+        "short_tokens": 10_000.0,
+        "long_tokens": 45_000.0,
+        "output_tokens": 1024.0,
+    }
+    return RoutingParams(threshold_tokens, **(usual | changed))
+
+
+def line(gbps: float | None, queued_bytes: int = 0, *, back: bool = False) -> LinkState:
+    pair = (NEAR, FAR) if back else (FAR, NEAR)
+    return LinkState(*pair, capacity_bytes_per_s=None if gbps is None else gbps * GBPS, queued_bytes=queued_bytes)
+
+
+def on(hardware: str, each: Node, **load: int) -> Node:
+    return replace(each, hardware=hardware, load=replace(each.load, **load))
+
+
+def pair(*, far_queue: int = 0, near_queue: int = 0, running: int = 0) -> ClusterView:
+    return cluster(
+        on("h200", far("p0", far_queue)),
+        on("h20", near("l0", Role.PREFILL, queued=near_queue)),
+        on("h20", near("d0", Role.DECODE), active_sequences=running, max_batch=20),
+    )
+
+
+def test_the_route_says_what_it_expects():
+    """Queue, prefill, what of the transfer shows, the wait for a slot and the first step, as the account has them."""
+    route = choose(prompt(30_001), NO_MATCHES, pair(far_queue=90_000, running=5), timed())
+    expected, rate = route.predicted, 100 * GBPS
+    assert route.prefill == "p0" and expected is not None
+    assert expected.prefill_queue_s == pytest.approx(90_000 / 45_000 * H200.prefill_s(45_000))
+    assert expected.prefill_s == pytest.approx(H200.prefill_s(30_000))
+    assert expected.transfer_exposed_s == pytest.approx(H200.kv(0) / rate + 0.02)
+    assert (expected.decode_queue_s, expected.first_decode_step_s) == (0.0, pytest.approx(0.007 + 6 * 0.0009))
+    assert route.predicted_ttft_s == pytest.approx(
+        expected.prefill_queue_s + expected.prefill_s + expected.transfer_exposed_s + expected.first_decode_step_s
+    )
+    assert route.transfer_bytes == round(H200.kv_bytes(30_000))
+    assert {way.prefill: way.predicted_ttft_s is not None for way in route.alternatives} == {"l0": True, "d0": True}
+
+
+def test_a_transfer_shows_as_far_as_the_link_is_slower_than_the_prefill():
+    """(KV + what waits) / rate - prefill, and the state and the round trip on top."""
+    queued, rate = 1 << 30, 2 * GBPS
+    params = timed(links={(FAR, NEAR): line(2, queued)})
+    route = choose(prompt(30_001), NO_MATCHES, pair(), params)
+    late_s = (H200.kv(30_000) - H200.kv(0) + queued) / rate - H200.prefill_s(30_000)
+    assert route.predicted is not None and late_s > 0
+    assert route.predicted.transfer_exposed_s == pytest.approx(late_s + H200.kv(0) / rate + 0.02)
+
+
+def test_kv_at_the_decode_node_makes_the_transfer_shorter():
+    """M2 in bytes: the missing rows and the whole state."""
+    route = choose(prompt(30_001), holds(d0=(0, 20_000)), pair(), timed())
+    assert route.transfer_tokens == 10_000
+    assert route.transfer_bytes == round(H200.kv(30_000) - H200.kv(20_000) + H200.kv(0))
+
+
+def test_the_node_with_the_earliest_first_token_prefills():
+    """A longer queue in front of faster hardware may be the shorter wait; tokens alone would say otherwise."""
+    view = cluster(
+        on("h200", far("p0", 60_000)), on("h20", far("p1", 40_000)), on("h20", near("d0", Role.DECODE))
+    )  # fmt: skip
+    assert choose(prompt(30_000), NO_MATCHES, view, timed()).prefill == "p0"
+    assert choose(prompt(30_000), NO_MATCHES, view, RoutingParams(19_400)).prefill == "p1"
+
+
+def test_a_node_without_a_profile_makes_all_of_its_class_count_in_tokens():
+    """Seconds and tokens are not compared."""
+    view = cluster(on("h200", far("p0", 60_000)), on("?", far("p1", 40_000)), on("h20", near("d0", Role.DECODE)))
+    route = choose(prompt(30_000), NO_MATCHES, view, timed())
+    assert (route.prefill, route.predicted, route.transfer_bytes) == ("p1", None, None)
+
+
+def test_a_cached_prefix_attracts_by_the_seconds_that_it_saves():
+    """Until the queue in front of its holder is longer than that."""
+    saved_s = H200.prefill_s(30_000)
+    ahead = round(saved_s / (H200.prefill_s(45_000) / 45_000))
+    for queue, expected in ((ahead - 500, "p0"), (ahead + 500, "p1")):
+        view = cluster(on("h200", far("p0", queue)), on("h200", far("p1")), on("h20", near("d0", Role.DECODE)))
+        assert choose(prompt(60_001), holds(p0=(30_000, 30_000)), view, timed()).prefill == expected
+
+
+def test_a_full_batch_is_avoided_and_waited_for():
+    """The decode node with a free slot is taken; where none is, the wait is what those ahead still need."""
+    full = near("d0", Role.DECODE, committed=1)
+    free = near("d1", Role.DECODE, committed=500_000)
+    view = cluster(
+        on("h200", far("p0")),
+        on("h20", full, active_sequences=20, max_batch=20),
+        on("h20", free, active_sequences=19, max_batch=20),
+    )
+    assert choose(prompt(30_000), NO_MATCHES, view, timed()).decode == "d1"
+    only = cluster(on("h200", far("p0")), on("h20", full, active_sequences=24, max_batch=20))
+    route = choose(prompt(30_001), NO_MATCHES, only, timed())
+    assert route.predicted is not None
+    others_s = route.predicted.prefill_s + route.predicted.transfer_exposed_s
+    assert route.predicted.decode_queue_s == pytest.approx(5 * 1024 * 0.025 / 20 - others_s)
+
+
+def test_a_mixed_node_prefills_at_its_share():
+    """A quarter of its time: four times as long, and its steps are stretched as well."""
+    view = cluster(replace(on("h20", near("d0", Role.MIXED)), prefill_share=0.25))
+    route = choose(prompt(5_001), NO_MATCHES, view, timed())
+    assert route.prefill == "d0" and route.predicted is not None
+    assert route.predicted.prefill_s == pytest.approx(4 * H20.prefill_s(5_000))
+    assert route.predicted.first_decode_step_s == pytest.approx((0.007 + 0.0009) / 0.75)
+    assert route.predicted.transfer_exposed_s == 0.0
+
+
+# -- spill-over
+
+
+def test_a_class_that_would_be_late_hands_over():
+    """A short prompt goes there when the nodes here are busy, a long one stays when those there are, if the other class
+    keeps the objective."""
+    late_here = choose(prompt(10_000), NO_MATCHES, pair(near_queue=100_000), timed(ttft_slo_s=5.0))
+    assert (late_here.prefill, late_here.reason) == ("p0", Reason.SPILLED_REMOTE)
+    late_there = choose(prompt(21_000), NO_MATCHES, pair(far_queue=200_000), timed(ttft_slo_s=5.0))
+    assert (late_there.prefill, late_there.reason) == ("l0", Reason.SPILLED_LOCAL)
+    assert late_there.uncached_tokens == 21_000
+
+
+def test_nobody_hands_over_without_an_objective_or_without_a_gain():
+    """In time, not known to be late, or late both ways."""
+    busy = pair(near_queue=100_000, far_queue=400_000)
+    for view, params in (
+        (pair(near_queue=100_000), timed()),
+        (pair(near_queue=10_000), timed(ttft_slo_s=5.0)),
+        (busy, timed(ttft_slo_s=5.0)),
+        (pair(near_queue=100_000), timed(ttft_slo_s=5.0, links={(FAR, NEAR): line(None)})),
+        (pair(near_queue=100_000), timed(ttft_slo_s=5.0, links={})),
+        (pair(near_queue=100_000), RoutingParams(19_400, ttft_slo_s=5.0)),
+    ):
+        assert choose(prompt(10_000), NO_MATCHES, view, params).reason is Reason.SHORT_PROMPT
+
+
+def test_the_other_class_must_have_room_to_spare():
+    """Just keeping the objective is not enough: two loaded classes would pass requests back and forth."""
+    view = pair(near_queue=400_000)
+    remote = choose(prompt(30_000), NO_MATCHES, pair(), timed()).predicted_ttft_s
+    assert remote is not None
+    for slo_s, reason in ((remote / 0.75, Reason.SPILLED_REMOTE), (remote / 0.85, Reason.SHORT_PROMPT)):
+        route = choose(prompt(30_000), NO_MATCHES, view, timed(40_000, ttft_slo_s=slo_s))
+        assert route.reason is reason
+
+
+# -- modes and bounds
+
+
+@pytest.mark.parametrize(("mode", "path"), [(Mode.ALWAYS, Path.REMOTE), (Mode.NEVER, Path.LOCAL)])
+def test_a_mode_overrules_the_length(mode, path):
+    """Short or long, in time or late."""
+    params = timed(mode=mode, ttft_slo_s=0.1)
+    for tokens in (10, 90_000):
+        route = choose(prompt(tokens), NO_MATCHES, pair(), params)
+        assert (route.path, route.reason.value) == (path, f"mode_{mode.value}")
+
+
+def test_always_is_as_far_as_possible():
+    """Without the other region the prompt is prefilled here rather than not at all."""
+    view = cluster(near("l0", Role.PREFILL), near("d0", Role.DECODE))
+    route = choose(prompt(10), NO_MATCHES, view, RoutingParams(100, mode=Mode.ALWAYS))
+    assert (route.prefill, route.reason) == ("l0", Reason.NO_REMOTE_PREFILL)
+
+
+def test_field_L4_bounds_hold_for_the_rule_and_for_the_spill_over():
+    """Up to t_min always here, above t_force always there, whatever t is and however late it gets."""
+    bounded = timed(50_000, t_min=5_000, t_force=30_000, ttft_slo_s=5.0)
+    forced = choose(prompt(31_000), NO_MATCHES, pair(far_queue=400_000), bounded)
+    assert (forced.path, forced.threshold_tokens) == (Path.REMOTE, 30_000)
+    kept = choose(prompt(5_000), NO_MATCHES, pair(near_queue=400_000), replace(bounded, threshold_tokens=0))
+    assert (kept.path, kept.threshold_tokens) == (Path.LOCAL, 5_000)
+    between = choose(prompt(20_000), NO_MATCHES, pair(near_queue=400_000), bounded)
+    assert between.reason is Reason.SPILLED_REMOTE
+
+
+def test_field_L5_what_is_cached_counts_in_tokens_wherever_it_lies():
+    """A mostly cached prompt stays, with profiles or without: what decides is how many tokens are left."""
+    for params in (timed(1000), PARAMS):
+        route = choose(prompt(64_000), holds(l0=(63_488, 63_488)), pair(), params)
+        assert (route.prefill, route.reason, route.uncached_tokens) == ("l0", Reason.SHORT_PROMPT, 512)
+
+
+# -- fetching a prefix from the other region
+
+
+def test_a_pull_is_priced_against_computing():
+    """Bytes of the rows that are missing and the state there, over the line, against prefill of the difference."""
+    params = timed(1000, abundant=True)
+    route = choose(prompt(60_001), holds(l0=(30_000, 30_000)), pair(), params)
+    assert route.prefill == "p0" and route.pull is not None
+    pull, nbytes = route.pull, H200.kv_bytes(30_000)
+    assert (pull.source, pull.tokens, pull.nbytes) == ("l0", 30_000, round(nbytes))
+    assert pull.transfer_s == pytest.approx(nbytes / (100 * GBPS) + 0.02)
+    assert pull.recompute_s == pytest.approx(H200.prefill_s(30_000))
+    assert pull.pays and not pull.chosen and route.prefill_tokens == 60_001
+
+
+def test_a_pull_that_can_be_made_and_pays_is_counted_on():
+    """Then the longer of both caches is what the rule counts; a slow line or no such worker, and it is not."""
+    held = holds(p0=(30_000, 30_000))
+    pulled = choose(prompt(31_001), held, pair(), timed(2000, abundant=True, cache_pulls=True))
+    assert (pulled.prefill, pulled.uncached_tokens, pulled.prefill_tokens) == ("l0", 1001, 1001)
+    assert pulled.pull is not None and pulled.pull.chosen and pulled.predicted is not None
+    assert pulled.predicted.prefill_s == pytest.approx(H20.prefill_s(31_000, 30_000))
+    assert pulled.predicted.transfer_exposed_s == pytest.approx(pulled.pull.transfer_s)
+    slow = {(FAR, NEAR): line(0.1), (NEAR, FAR): line(0.1, back=True)}
+    for params in (
+        timed(2000, abundant=True, cache_pulls=True, links=slow),
+        timed(2000, abundant=True),
+        timed(2000, cache_pulls=True),
+    ):
+        route = choose(prompt(31_001), held, pair(), params)
+        assert (route.prefill, route.uncached_tokens) == ("p0", 31_001)
+        assert route.pull is None or not route.pull.chosen
+
+
+def test_equal_caches_mean_no_pull():
+    """Both empty is the common case."""
+    for held in (NO_MATCHES, holds(l0=(8000, 8000), p0=(8000, 8000))):
+        assert choose(prompt(60_000), held, pair(), timed(1000, abundant=True, cache_pulls=True)).pull is None
+
+
+def test_field_G3_nothing_is_pulled_from_another_namespace():
+    """A longer prefix of another model's KV is none."""
+    view = pair()
+    alien = replace(view.nodes[NodeId("l0")], id=NodeId("l1"), namespace=Namespace("other"))
+    view = replace(view, nodes={**view.nodes, alien.id: alien})
+    route = choose(prompt(60_001), holds(l1=(30_000, 30_000)), view, timed(1000, abundant=True, cache_pulls=True))
+    assert route.prefill == "p0" and route.pull is None
+
+
+def test_better_known_loads_count():
+    """What the view knows beyond the reports."""
+    view = cluster(on("h200", far("p0")), on("h200", far("p1", 9)), on("h20", near("d0", Role.DECODE)))
+    busy = replace(view, loads={NodeId("p0"): NodeLoad(queued_prefill_tokens=500)})
+    assert choose(prompt(30_000), NO_MATCHES, view, timed()).prefill == "p0"
+    assert choose(prompt(30_000), NO_MATCHES, busy, timed()).prefill == "p1"
+    assert choose(prompt(30_000), NO_MATCHES, busy, RoutingParams(100)).prefill == "p1"
+
+
+def test_the_shortest_queues_are_found_whatever_is_left_out():
+    """Of nodes that differ in nothing but their queue only the shortest is weighed; weighing all gives the same."""
+    for seed in range(60):
+        chance = random.Random(seed)
+        nodes = [
+            on(chance.choice(("h200", "h20")), far(f"p{i}", chance.choice((0, 0, 5_000, 40_000)))) for i in range(8)
+        ]
+        view = cluster(*nodes, on("h20", near("d0", Role.DECODE)))
+        held = holds(**{f"p{i}": (chance.choice((0, 8_000)), 0) for i in chance.sample(range(8), 3)})
+        route = choose(prompt(30_001, name=str(seed)), held, view, timed())
+        best = min(
+            each.load.queued_prefill_tokens * PROFILES[each.hardware].prefill_s(45_000) / 45_000
+            + PROFILES[each.hardware].prefill_s(30_000, held.get(each.id, Match()).joint)
+            for each in nodes
+        )
+        assert route.predicted is not None
+        assert route.predicted.prefill_queue_s + route.predicted.prefill_s == pytest.approx(best)
+
+
+def test_a_pd_node_of_another_region_is_not_a_neighbour():
+    """It belongs to another cluster, whatever prefix it holds."""
+    view = pair()
+    elsewhere = replace(view.nodes[NodeId("l0")], id=NodeId("l9"), region=FAR)
+    view = replace(view, nodes={**view.nodes, elsewhere.id: elsewhere})
+    route = choose(prompt(5_000), holds(l9=(4_992, 4_992)), view, timed())
+    assert route.prefill == "l0" and "l9" not in {way.prefill for way in route.alternatives}

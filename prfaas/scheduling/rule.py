@@ -1,0 +1,59 @@
+"""What a route is chosen by: the length rule's settings, and what is known of hardware, links and demand."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from prfaas.cluster import LinkState, RegionId
+from prfaas.profile import Profile
+from prfaas.request import Mode
+
+#: Source and target.
+Pair = tuple[RegionId, RegionId]
+#: By the hardware that a node names.
+Profiles = Mapping[str, Profile]
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingParams:
+    """`abundant`: the link has room to spare, so that a prefix cached on either side counts.
+
+    Without profiles costs are tokens, and nothing is known of seconds: then nobody spills over.
+    """
+
+    threshold_tokens: int
+    abundant: bool = False
+    mode: Mode = Mode.AUTO
+    #: Prompts with no more uncached tokens than this stay here, and such with more than `t_force` never do while the
+    #: other region has a node for them. Both bound the threshold and the spill-over.
+    t_min: int = 0
+    t_force: int | None = None
+    #: A class that would miss it hands over to the other class if that keeps within `spill_share` of it. The gap keeps
+    #: two loaded classes from passing requests back and forth.
+    ttft_slo_s: float | None = None
+    spill_share: float = 0.8
+    profiles: Profiles = field(default_factory=lambda: MappingProxyType({}))
+    links: Mapping[Pair, LinkState] = field(default_factory=lambda: MappingProxyType({}))
+    #: There and back between two regions; 0 where it is not named.
+    rtt_s: Mapping[Pair, float] = field(default_factory=lambda: MappingProxyType({}))
+    #: E[L | L <= t], E[L | L > t] and the mean output: what others in a queue are like. None: like this request.
+    short_tokens: float | None = None
+    long_tokens: float | None = None
+    output_tokens: float | None = None
+    #: A worker can fetch a cached prefix from another region.
+    cache_pulls: bool = False
+
+    @property
+    def bounded_threshold_tokens(self) -> int:
+        """`t_min` wins where the two bounds contradict each other."""
+        force = self.threshold_tokens if self.t_force is None else min(self.threshold_tokens, self.t_force)
+        return max(self.t_min, force)
+
+    def is_short(self, uncached_tokens: int) -> bool:
+        return uncached_tokens <= self.bounded_threshold_tokens
+
+    def may_spill_local(self, uncached_tokens: int) -> bool:
+        return self.t_force is None or uncached_tokens <= max(self.t_min, self.t_force)
+
+    def may_spill_remote(self, uncached_tokens: int) -> bool:
+        return uncached_tokens > self.t_min
