@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from prfaas.cluster import WireRange
-from prfaas.transfer.frames import SMALL_BYTES, Cause, ProtocolError
+from prfaas.transfer.frames import SMALL_BYTES, Bytes, Cause, ProtocolError
 
 DETAIL_CHARS = 400
 
@@ -43,7 +43,7 @@ def pack(message: msgspec.Struct) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
-def unpack(payload: bytes | bytearray | memoryview, kind: type[Message]) -> Message:
+def unpack(payload: Bytes, kind: type[Message]) -> Message:
     """Raises ProtocolError. Fields we do not know are skipped: a newer peer may add some."""
     try:
         return msgspec.msgpack.decode(payload, type=kind)
@@ -68,7 +68,7 @@ def refusal(cause: Cause, detail: str) -> bytes:
     return payload
 
 
-def refused(payload: bytes | bytearray | memoryview) -> ProtocolError:
+def refused(payload: Bytes) -> ProtocolError:
     """What a REFUSE or ABORT from the peer means here."""
     said = unpack(payload, Refusal)
     try:

@@ -4,6 +4,7 @@ Opened -> Begin -> Dial -> Accepted -> Stream... -> Seal -> Drained with the rec
 Parts may become ready before the transfer begins; they leave in the order in which they became ready.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -21,17 +22,20 @@ from prfaas.transfer.attempts import (
     Release,
     Tick,
 )
+from prfaas.transfer.egress import EgressMeter
 from prfaas.transfer.frames import Cause
 from prfaas.transfer.offer import Offer, offer_for
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where an attempt's KV goes: the span that the receiver's `incarnation` holds for it under `generation`."""
+    """Where an attempt's KV goes: the span that the receiver's `incarnation` holds for it under `generation`. What is
+    sent is counted by `region`."""
 
     address: str
     incarnation: int
     generation: int
+    region: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class Accepted:
 
     lane: LaneId
     attempt: str
+    now: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +74,16 @@ class PartSent:
     index: int
 
 
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """So many bytes of what these lanes were given to send have not reached the peer."""
+
+    unacknowledged: Mapping[LaneId, int]
+    now: float
+
+
 FromLane = Accepted | PartSent | Drained
-Event = FromLane | Opened | Begin | PartsReady | Release | Tick
+Event = FromLane | Sampled | Opened | Begin | PartsReady | Release | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +120,17 @@ Command = LifeCommand | Dial | Stream | Delivered
 @dataclass(slots=True, kw_only=True)
 class Outbound(Attempt):
     """`ready`: every part that became so, at `ready_at` the last; `waiting`: those that the lane has not got, in that
-    order."""
+    order. Of the `queued_bytes` that the lane has got `handed_bytes` were written to its socket and `left_bytes` have
+    left."""
 
     parts: tuple[Part, ...] = ()
     ready: set[int] = field(default_factory=set)
     waiting: list[int] = field(default_factory=list)
     ready_at: float = 0.0
+    region: str = ""
+    queued_bytes: int = 0
+    handed_bytes: int = 0
+    left_bytes: int = 0
 
 
 class Sender:
@@ -120,6 +138,7 @@ class Sender:
         self._layout = layout
         self._attempts: Attempts[Outbound] = Attempts(tombstones)
         self.sent_bytes = 0
+        self.egress = EgressMeter()
 
     def __contains__(self, attempt: str) -> bool:
         return attempt in self._attempts
@@ -148,6 +167,8 @@ class Sender:
                 return self._accepted(event)
             case PartSent():
                 return self._sent(event)
+            case Sampled():
+                return self._sampled(event)
             case Drained():
                 return self._drained(event)
             case Release():
@@ -159,6 +180,7 @@ class Sender:
 
     def check(self) -> None:
         self._attempts.check()
+        self.egress.check()
         for attempt in self._attempts:
             assert attempt.ready.issuperset(attempt.waiting)
             sealed = attempt.phase in (Phase.SEALED, Phase.HANDED)
@@ -189,6 +211,7 @@ class Sender:
             offer, attempt.parts = offer_for(self._layout, attempt.tokens, event.chunk_ends)
         except ValueError as error:
             return [*self._attempts.fail(attempt, Cause.OFFER_MISMATCH, str(error))]
+        attempt.region = event.to.region
         self._attempts.bind(attempt, event.lane)
         return [Dial(event.lane, attempt.id, event.to, offer)]
 
@@ -200,16 +223,16 @@ class Sender:
         attempt.ready.update(fresh)
         attempt.waiting += fresh
         attempt.ready_at = event.now
-        return self._stream(attempt) if attempt.phase is Phase.STREAMING else []
+        return self._stream(attempt, event.now) if attempt.phase is Phase.STREAMING else []
 
     def _accepted(self, event: Accepted) -> list[Command]:
         attempt = self._attempts.held_by(event.lane, event.attempt)
         if attempt is None or attempt.phase is not Phase.OFFERED:
             return []
         attempt.move(Phase.STREAMING)
-        return self._stream(attempt)
+        return self._stream(attempt, event.now)
 
-    def _stream(self, attempt: Outbound) -> list[Command]:
+    def _stream(self, attempt: Outbound, now: float) -> list[Command]:
         assert attempt.lane is not None
         unknown = [index for index in attempt.waiting if not 0 <= index < len(attempt.parts)]
         if unknown:
@@ -217,6 +240,9 @@ class Sender:
         parts = tuple(attempt.parts[index] for index in attempt.waiting)
         last = len(attempt.ready) == len(attempt.parts)
         attempt.waiting.clear()
+        nbytes = sum(part.nbytes for part in parts)
+        attempt.queued_bytes += nbytes
+        self.egress.queued(attempt.region, nbytes, now)
         if last:
             attempt.move(Phase.SEALED)
         return [Stream(attempt.lane, parts, last)] if parts or last else []
@@ -224,13 +250,33 @@ class Sender:
     def _sent(self, event: PartSent) -> list[Command]:
         attempt = self._attempts.held_by(event.lane, event.attempt)
         if attempt is not None:
-            self.sent_bytes += attempt.parts[event.index].nbytes
+            nbytes = attempt.parts[event.index].nbytes
+            self.sent_bytes += nbytes
+            attempt.handed_bytes += nbytes
+        return []
+
+    def _sampled(self, event: Sampled) -> list[Command]:
+        left: dict[str, int] = {}
+        for attempt in self._attempts:
+            if attempt.lane is not None and attempt.lane in event.unacknowledged:
+                reached = attempt.handed_bytes - event.unacknowledged[attempt.lane]
+                fresh = max(0, reached - attempt.left_bytes)
+                attempt.left_bytes += fresh
+                left[attempt.region] = left.get(attempt.region, 0) + fresh
+        for region, nbytes in left.items():
+            self.egress.sent(region, nbytes, event.now)
         return []
 
     def _drained(self, event: Drained) -> list[Command]:
         attempt = self._attempts.held_by(event.lane, event.attempt)
         if attempt is None:
             return []
+        rest = attempt.queued_bytes - attempt.left_bytes
+        if event.cause is None:
+            self.egress.sent(attempt.region, rest, event.now)
+        else:
+            self.egress.dropped(attempt.region, rest, event.now)
+        attempt.left_bytes += rest
         delivered: list[Command] = []
         if event.cause is None and attempt.awaited:
             assert attempt.phase is Phase.SEALED, f"acknowledged before it was sealed: {attempt}"

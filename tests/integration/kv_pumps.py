@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prfaas.ipc import Channel
 from prfaas.kvcache.layout import KvLayout, TensorKind, TensorSpec, chunk_ends
@@ -50,7 +50,12 @@ def parts_of(tokens: int) -> tuple[int, ...]:
 
 
 def start_message(
-    incarnation: int, namespace: str = NAMESPACE, no_progress_s: float = 5.0, connect_s: float = 5.0
+    incarnation: int,
+    *,
+    namespace: str = NAMESPACE,
+    port: int = 0,
+    no_progress_s: float = 5.0,
+    connect_s: float = 5.0,
 ) -> m.Start:
     return m.Start(
         node="n0",
@@ -59,7 +64,7 @@ def start_message(
         layout=LAYOUT,
         pool_bytes=POOL_BYTES,
         listen_host="127.0.0.1",
-        listen_port=0,
+        listen_port=port,
         no_progress_s=no_progress_s,
         connect_s=connect_s,
     )
@@ -68,7 +73,7 @@ def start_message(
 class Pump:
     """One pump process and the node's end of its socket."""
 
-    def __init__(self, *, namespace: str = NAMESPACE, no_progress_s: float = 5.0, connect_s: float = 5.0) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.incarnation = random.getrandbits(63)
         self._fd = os.memfd_create("kv-pool")
         os.ftruncate(self._fd, POOL_BYTES)
@@ -83,7 +88,7 @@ class Pump:
         self.load: m.Load | None = None
         self.strangers: list[socket.socket] = []
         self._events: list[m.Event] = []
-        self.tell(start_message(self.incarnation, namespace, no_progress_s, connect_s))
+        self.tell(start_message(self.incarnation, **settings))
         self.port = self.await_event(m.Listening).port
 
     @property
@@ -196,13 +201,11 @@ def start_transfer(
 
 
 class WirePeer:
-    """A dialler that writes frames by hand: what a broken or hostile sender might say."""
+    """One end of a connection whose frames are written by hand: what a broken or hostile peer might say."""
 
-    def __init__(self, pump: Pump, attempt: str, generation: int, *, incarnation: int | None = None) -> None:
-        self.attempt, self.generation = attempt, generation
-        self.sock = socket.create_connection(("127.0.0.1", pump.port), timeout=LIVENESS_S)
-        pump.strangers.append(self.sock)
-        self._incarnation = pump.incarnation if incarnation is None else incarnation
+    def __init__(self, sock: socket.socket, attempt: str, generation: int = 0, incarnation: int = 0) -> None:
+        self.sock, self.attempt, self.generation, self._incarnation = sock, attempt, generation, incarnation
+        sock.settimeout(LIVENESS_S)
 
     def hello(self, namespace: str = NAMESPACE, wire: tuple[int, int] = (1, 1)) -> Header:
         hello = greeting.Hello(
@@ -241,7 +244,7 @@ class WirePeer:
         self.write(Kind.SEAL, greeting.pack(offer.seal_for(tokens, parts, crcs)))
 
     def read(self) -> Header:
-        """The next frame; a refusal is raised as the ProtocolError it stands for."""
+        """Header of the next frame; a refusal is raised as the ProtocolError it stands for."""
         header = frames.decode(self._exactly(frames.HEADER_BYTES))
         payload = self._exactly(header.length)
         if header.kind in (Kind.REFUSE, Kind.ABORT):
@@ -265,13 +268,29 @@ class WirePeer:
         return data
 
 
+def dial(pump: Pump, attempt: str, generation: int) -> WirePeer:
+    """A hand-written sender, connected to the pump."""
+    sock = socket.create_connection(("127.0.0.1", pump.port), timeout=LIVENESS_S)
+    pump.strangers.append(sock)
+    return WirePeer(sock, attempt, generation, pump.incarnation)
+
+
 class Line:
     """A TCP line to a pump. `meddle(bytes so far, data)` sees what the dialler sends and returns what arrives; None
-    cuts the line. A stalled line stays open and carries nothing."""
+    cuts the line. A stalled line stays open and carries nothing. With `bytes_per_s` it is as slow as that, and takes in
+    hardly more than it has carried."""
 
-    def __init__(self, pump: Pump, meddle: Callable[[int, bytes], bytes | None] = lambda _, data: data) -> None:
-        self._target, self._meddle = pump.port, meddle
+    def __init__(
+        self,
+        pump: Pump,
+        meddle: Callable[[int, bytes], bytes | None] = lambda _, data: data,
+        *,
+        bytes_per_s: float | None = None,
+    ) -> None:
+        self._target, self._meddle, self._bytes_per_s = pump.port, meddle, bytes_per_s
         self._door = socket.create_server(("127.0.0.1", 0))
+        if bytes_per_s is not None:
+            self._door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         self.address = f"127.0.0.1:{self._door.getsockname()[1]}"
         self.carried = 0
         self._flows = threading.Event()
@@ -297,6 +316,8 @@ class Line:
             data = sock.recv(1 << 16)
             self._flows.wait()
             if sock is near and data:
+                if self._bytes_per_s is not None:
+                    time.sleep(len(data) / self._bytes_per_s)
                 changed = self._meddle(self.carried, data)
                 self.carried += len(data)
                 if changed is None:
@@ -310,7 +331,7 @@ class Line:
 
 
 @contextlib.contextmanager
-def pumps(*settings: dict[str, object]) -> Iterator[list[Pump]]:
+def pumps(*settings: dict[str, Any]) -> Iterator[list[Pump]]:
     with contextlib.ExitStack() as stack:
         started = []
         for setting in settings:

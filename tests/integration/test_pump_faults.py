@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from prfaas.kvcache.layout import TensorKind, chunk_ends
-from prfaas.transfer import frames
+from prfaas.transfer import frames, greeting
 from prfaas.transfer.frames import Cause, Kind, ProtocolError
 from prfaas.transfer.pump import messages as m
 from prfaas.transfer.pump.plane import MAX_LANES
@@ -26,6 +26,7 @@ from tests.integration.kv_pumps import (
     Pump,
     WirePeer,
     attempt_id,
+    dial,
     kill,
     parts_of,
     pumps,
@@ -115,11 +116,12 @@ def test_long_gaps_between_parts_are_harmless() -> None:
     """Prefill may compute for longer than the no-progress time; keepalives tell that from a dead line."""
     with pumps({"no_progress_s": 0.5}, {"no_progress_s": 0.5}) as (source, target):
         attempt, _, _ = start_transfer(source, target, 64, address=Line(target).address)
-        for index in parts_of(64):
+        for index in parts_of(64)[:3]:
             silent_until = time.monotonic() + 1.5
             target.await_load(lambda _, until=silent_until: time.monotonic() > until)
             assert not target.pending(m.TransferLost) + source.pending(m.TransferLost)
             source.tell(m.PartsReady(attempt, (index,)))
+        source.tell(m.PartsReady(attempt, parts_of(64)[3:]))
         assert isinstance(target.outcome(attempt), m.Received)
         assert isinstance(source.outcome(attempt), m.Sent)
         end(attempt, source, target)
@@ -139,6 +141,35 @@ def test_field_C1_a_line_that_carries_nothing_is_given_up_by_both() -> None:
         end(attempt, source, target)
         source.assert_baseline()
         target.assert_baseline()
+
+
+def test_a_release_does_not_wait_for_a_stalled_line() -> None:
+    """One thread is stuck in a write, the other in a read, and neither time-out is near: both spans come back at
+    once."""
+    with pumps({"no_progress_s": 600.0}, {"no_progress_s": 600.0}) as (source, target):
+        tokens = 5000
+        line = Line(target)
+        attempt, _, _ = start_transfer(source, target, tokens, address=line.address)
+        source.tell(m.PartsReady(attempt, parts_of(tokens)[:1]))
+        target.await_load(lambda load: load.received_bytes_total > 0)
+        line.stall()
+        source.tell(m.PartsReady(attempt, parts_of(tokens)[1:]))
+        assert await_standstill(source) < LAYOUT.size_bytes(tokens)
+        end(attempt, source, target)
+        target.assert_baseline()
+        source.assert_baseline()
+
+
+def await_standstill(source: Pump) -> int:
+    """Bytes sent when no more are: the buffers on the way are full."""
+    reports: list[int] = []
+
+    def still(load: m.Load) -> bool:
+        reports.append(load.sent_bytes_total)
+        return len(reports) > 3 and len(set(reports[-3:])) == 1
+
+    source.await_load(still)
+    return reports[-1]
 
 
 # ---- dead and restarted peers ------------------------------------------------
@@ -176,7 +207,7 @@ def test_a_reservation_ends_in_mid_transfer(pair: list[Pump]) -> None:
     assert lost(target, attempt).cause == Cause.EXPIRED.value
     assert lost(source, attempt).cause == Cause.EXPIRED.value
     source.release(attempt)
-    late = WirePeer(target, attempt, there.generation)
+    late = dial(target, attempt, there.generation)
     assert late.hello().kind is Kind.WELCOME
     with pytest.raises(ProtocolError, match=Cause.CLOSED_ATTEMPT.value):
         late.offer(TOKENS)
@@ -194,6 +225,31 @@ def test_a_dead_receiver_fails_the_sender() -> None:
         source.assert_baseline()
 
 
+def test_a_sender_that_stops_says_so(pair: list[Pump]) -> None:
+    """A release at the source is not taken for a broken line at the target."""
+    source, target = pair
+    attempt, _, _ = start_transfer(source, target, TOKENS)
+    source.tell(m.PartsReady(attempt, PARTS[:5]))
+    arrived = target.load.received_bytes_total if target.load else 0
+    target.await_load(lambda load: load.received_bytes_total > arrived)
+    source.release(attempt)
+    assert lost(target, attempt).cause == Cause.ABORTED.value
+    target.release(attempt)
+
+
+def test_field_C5_a_restarted_pump_has_its_port_back_at_once() -> None:
+    """Connections that the old one closed are still winding down; the new one is reachable under its own
+    incarnation."""
+    with pumps({}, {}) as (source, before):
+        dial(before, attempt_id(), 1).sock.sendall(bytes(frames.HEADER_BYTES))
+        before.await_load(lambda load: load.refused_frames_total > 0)
+        kill(before)
+        with pumps({"port": before.port}) as (after,):
+            source.tell(m.Probe(after.address))
+            assert source.await_event(m.Probed) == m.Probed(address=before.address, incarnation=after.incarnation)
+            assert_transfers(source, after)
+
+
 def test_field_C2_a_peer_that_never_answers_is_given_up() -> None:
     """The port accepts and stays silent: the greeting has its own deadline."""
     with pumps({"connect_s": 0.5}) as (source,), socket.create_server(("127.0.0.1", 0)) as mute:
@@ -201,6 +257,23 @@ def test_field_C2_a_peer_that_never_answers_is_given_up() -> None:
         assert lost(source, attempt).cause == Cause.NO_PROGRESS.value
         source.release(attempt)
         source.assert_baseline()
+
+
+def test_an_abort_is_heard_while_the_sender_has_nothing_to_say() -> None:
+    """The receiver gives up but does not hang up: its word is enough, no time-out has to pass."""
+    with pumps({"no_progress_s": 600.0}) as (source,), socket.create_server(("127.0.0.1", 0)) as door:
+        attempt = send_into_the_dark(source, f"127.0.0.1:{door.getsockname()[1]}")
+        with door.accept()[0] as sock:
+            peer = WirePeer(sock, attempt)
+            assert peer.read().kind is Kind.HELLO
+            peer.write(Kind.WELCOME, greeting.pack(greeting.Welcome(node="hand", incarnation=1)))
+            assert peer.read().kind is Kind.OFFER
+            peer.write(Kind.ACCEPT)
+            assert peer.read().kind is Kind.KEEPALIVE
+            peer.write(Kind.ABORT, greeting.refusal(Cause.EXPIRED, "too late"))
+            failure = lost(source, attempt)
+            assert failure.cause == Cause.EXPIRED.value and "too late" in failure.detail
+        source.release(attempt)
 
 
 def test_nobody_at_the_address(pair: list[Pump]) -> None:
@@ -247,14 +320,14 @@ def test_the_wrong_namespace_is_refused_with_both_values() -> None:
         failure = lost(source, attempt)
         assert failure.cause == Cause.NAMESPACE.value
         assert "kimi-tiny/fp32" in failure.detail and "qwen-tiny/fp32" in failure.detail
-        target.await_load(lambda load: load.refused_frames_total == 1)
+        target.await_load(lambda load: load.refused_frames_total >= 1)
         end(attempt, source, target)
 
 
 def test_the_wrong_wire_version_is_refused_with_both_values(pair: list[Pump]) -> None:
     _, target = pair
     with pytest.raises(ProtocolError, match="wire: peer: ours 1-1, theirs 2-3"):
-        WirePeer(target, attempt_id(), 1).hello(wire=(2, 3))
+        dial(target, attempt_id(), 1).hello(wire=(2, 3))
 
 
 def test_field_C3_a_restarted_peer_is_somebody_else(pair: list[Pump]) -> None:
@@ -275,7 +348,7 @@ def test_field_B1_an_offer_for_an_earlier_holder_is_refused(pair: list[Pump]) ->
     source, target = pair
     attempt = attempt_id()
     there = target.reserve(attempt, TOKENS, receive=True)
-    stale = WirePeer(target, attempt, there.generation + 1)
+    stale = dial(target, attempt, there.generation + 1)
     stale.hello()
     with pytest.raises(ProtocolError, match=Cause.STALE_GENERATION.value):
         stale.offer(TOKENS)
@@ -309,11 +382,16 @@ def test_field_B1_late_frames_do_not_reach_the_next_holders_memory(pair: list[Pu
         target.release(successor)
 
 
-def test_field_B1_a_part_of_an_earlier_generation_is_refused(pair: list[Pump]) -> None:
+@pytest.mark.parametrize("kind", [Kind.PART, Kind.SEAL])
+def test_field_B1_a_frame_of_an_earlier_generation_is_refused(pair: list[Pump], kind: Kind) -> None:
     """Each frame carries the generation, not only the offer."""
     _, target = pair
     attempt, peer, _ = accepted(target)
-    peer.part(TOKENS, 0, generation=peer.generation + 1)
+    peer.generation += 1
+    if kind is Kind.PART:
+        peer.part(TOKENS, 0)
+    else:
+        peer.seal(TOKENS, {})
     assert lost(target, attempt).cause == Cause.STALE_GENERATION.value
     target.release(attempt)
 
@@ -322,7 +400,7 @@ def test_a_second_connection_cannot_take_over_an_attempt(pair: list[Pump]) -> No
     """The first offer has the attempt; the one who comes later is refused and changes nothing."""
     _, target = pair
     attempt, peer, payloads = accepted(target)
-    rival = WirePeer(target, attempt, peer.generation)
+    rival = dial(target, attempt, peer.generation)
     rival.hello()
     with pytest.raises(ProtocolError, match=Cause.ALREADY_OFFERED.value):
         rival.offer(TOKENS)
@@ -341,7 +419,7 @@ def accepted(target: Pump) -> tuple[str, WirePeer, dict[int, bytes]]:
     """An attempt whose offer, made by hand, was accepted."""
     attempt = attempt_id()
     there = target.reserve(attempt, TOKENS, receive=True)
-    peer = WirePeer(target, attempt, there.generation)
+    peer = dial(target, attempt, there.generation)
     peer.hello()
     assert peer.offer(TOKENS).kind is Kind.ACCEPT
     return attempt, peer, {}
@@ -352,7 +430,7 @@ def test_field_B7_an_offer_without_a_state_is_refused_by_name(pair: list[Pump]) 
     _, target = pair
     attempt = attempt_id()
     there = target.reserve(attempt, TOKENS, receive=True)
-    peer = WirePeer(target, attempt, there.generation)
+    peer = dial(target, attempt, there.generation)
     peer.hello()
     state = next(index for index in PARTS if is_state(index))
     with pytest.raises(ProtocolError, match="layer 0 conv_state"):
@@ -414,7 +492,7 @@ def test_garbage_is_dropped_and_disturbs_nobody(pair: list[Pump]) -> None:
                 stranger.sendall(noise.randbytes(nbytes))
             except ConnectionError:
                 pass
-    target.await_load(lambda load: load.refused_frames_total == before + 30)
+    target.await_load(lambda load: load.refused_frames_total >= before + 30)
     assert psutil.Process(target.process.pid).memory_info().rss - resident < 32 << 20
     source.tell(m.PartsReady(attempt, PARTS[5:]))
     assert isinstance(target.outcome(attempt), m.Received)
@@ -432,10 +510,10 @@ def test_a_length_of_two_gigabytes_takes_no_memory(pair: list[Pump], kind: Kind)
         attempt, peer, _ = accepted(target)
     elif kind is Kind.OFFER:
         there = target.reserve(attempt, TOKENS, receive=True)
-        peer = WirePeer(target, attempt, there.generation)
+        peer = dial(target, attempt, there.generation)
         peer.hello()
     else:
-        peer = WirePeer(target, attempt, 1)
+        peer = dial(target, attempt, 1)
     resident = psutil.Process(target.process.pid).memory_info().rss
     fields = struct.pack("<4sBBH16sIIQII", frames.MAGIC, 1, kind, 0, bytes.fromhex(attempt), 1, 0, 0, 1 << 31, 0)
     peer.sock.sendall(fields + struct.pack("<I", frames.crc32c(fields)) + bytes(1000))
@@ -447,8 +525,8 @@ def test_a_length_of_two_gigabytes_takes_no_memory(pair: list[Pump], kind: Kind)
 def test_a_stranger_that_keeps_us_waiting_is_shown_the_door() -> None:
     """A connection that never says hello does not keep its thread, nor one that says it a byte at a time."""
     with pumps({"connect_s": 0.5}) as (target,):
-        silent = WirePeer(target, attempt_id(), 1)
-        slow = WirePeer(target, attempt_id(), 1)
+        silent = dial(target, attempt_id(), 1)
+        slow = dial(target, attempt_id(), 1)
         target.await_load(lambda load: load.connections == 2)
         hello = bytearray(frames.header_for(Kind.HELLO, bytes(4000)) + bytes(4000))
         deadline = time.monotonic() + LIVENESS_S
@@ -459,15 +537,15 @@ def test_a_stranger_that_keeps_us_waiting_is_shown_the_door() -> None:
         target.assert_baseline()
 
 
-def test_more_connections_than_lanes_are_refused(pair: list[Pump]) -> None:
+def test_more_connections_than_lanes_are_refused() -> None:
     """Threads are bounded: the one too many is closed at once, and room comes back when others leave."""
-    _, target = pair
-    strangers = [socket.create_connection(("127.0.0.1", target.port), timeout=20) for _ in range(MAX_LANES)]
-    target.await_load(lambda load: load.connections == MAX_LANES)
-    with socket.create_connection(("127.0.0.1", target.port), timeout=20) as one_too_many:
-        assert one_too_many.recv(1) == b""
-    for stranger in strangers:
-        stranger.close()
+    with pumps({"connect_s": 600.0}) as (target,):
+        strangers = [dial(target, attempt_id(), 1) for _ in range(MAX_LANES)]
+        target.await_load(lambda load: load.connections == MAX_LANES)
+        assert dial(target, attempt_id(), 1).is_closed()
+        strangers.pop().sock.close()
+        target.await_load(lambda load: load.connections == MAX_LANES - 1)
+        assert dial(target, attempt_id(), 1).hello().kind is Kind.WELCOME
 
 
 # ---- everything gives back what it took --------------------------------------

@@ -56,7 +56,13 @@ def _run(start: messages.Start, node: Channel[messages.Command], pool_fd: int) -
             "pool_bytes", f"the pool's memory has {os.fstat(pool_fd).st_size} bytes, not {start.pool_bytes}"
         )
     plane = Plane(start, memoryview(mmap.mmap(pool_fd, start.pool_bytes)))
-    door = listener(start.listen_host, start.listen_port)
+    try:
+        door = listener(start.listen_host, start.listen_port)
+    except OSError as error:
+        where = f"{start.listen_host}:{start.listen_port}"
+        node.send(messages.CannotListen(f"cannot listen on {where}: {error.strerror or error}"))
+        node.receive()  # its answer is to hang up: the node must not hear of a death instead
+        return
     threading.Thread(target=accept_for_ever, args=(plane, door), name="accept", daemon=True).start()
     node.send(messages.Listening(door.getsockname()[1]))
     Control(plane, node).run()

@@ -14,12 +14,15 @@ from prfaas.ipc import Channel
 from prfaas.kvcache.blocks import BlockPool
 from prfaas.transfer import receiver, sender
 from prfaas.transfer.attempts import Answer, Drained, Free, LaneId, Lost, Opened, Release, Stop, Tick
+from prfaas.transfer.egress import Sent
 from prfaas.transfer.frames import Cause
 from prfaas.transfer.pump import messages, outbound
 from prfaas.transfer.pump.lane import Land, Lane, Order
 from prfaas.transfer.pump.plane import MAX_LANES, Notice, Plane
 
 REPORT_S = 0.25
+#: How often the sockets are asked how much of what was written is on its way, while something is being sent.
+SAMPLE_S = 0.05
 #: A node that neither finishes a frame nor reads ours for so long is as good as dead.
 NODE_STALL_S = 10.0
 
@@ -30,7 +33,7 @@ class Control:
         self._blocks = BlockPool(plane.start.pool_bytes)
         self._sender = sender.Sender(plane.start.layout)
         self._receiver = receiver.Receiver(plane.start.layout)
-        self._report_at = 0.0
+        self._report_at = self._sample_at = 0.0
 
     def run(self) -> None:
         """Returns once the node has closed its end."""
@@ -38,7 +41,7 @@ class Control:
             selector.register(self._node, selectors.EVENT_READ)
             selector.register(self._plane.inbox, selectors.EVENT_READ)
             while True:
-                found = selector.select(max(0.0, self._report_at - time.monotonic()))
+                found = selector.select(max(0.0, self._due() - time.monotonic()))
                 if any(key.fileobj is self._node for key, _ in found):
                     commands = self._node.receive(NODE_STALL_S)
                     if commands is None:
@@ -47,8 +50,20 @@ class Control:
                         self._obey(command)
                 for notice in self._plane.inbox.take():
                     self._note(notice)
-                if (now := time.monotonic()) >= self._report_at:
+                now = time.monotonic()
+                if self._plane.outbound and now >= self._sample_at:
+                    self._sample(now)
+                if now >= self._report_at:
                     self._tick(now)
+
+    def _due(self) -> float:
+        return min(self._report_at, self._sample_at) if self._plane.outbound else self._report_at
+
+    def _sample(self, now: float) -> None:
+        """How much of what the lanes have written is on its way. Lane threads may end meanwhile."""
+        lanes = tuple(self._plane.outbound.values())
+        self._perform(self._sender.handle(sender.Sampled({lane.id: lane.unacknowledged() for lane in lanes}, now)))
+        self._sample_at = now + SAMPLE_S
 
     def _obey(self, command: messages.Command) -> None:
         now = time.monotonic()
@@ -56,7 +71,7 @@ class Control:
             case messages.Reserve():
                 self._reserve(command, now)
             case messages.Send():
-                to = sender.Destination(command.address, command.peer_incarnation, command.generation)
+                to = sender.Destination(command.address, command.peer_incarnation, command.generation, command.region)
                 lane = self._plane.new_lane()
                 self._perform(self._sender.handle(sender.Begin(lane, command.attempt, to, command.chunk_ends, now)))
             case messages.PartsReady():
@@ -180,6 +195,17 @@ class Control:
             received_bytes_total=self._receiver.received_bytes,
             refused_frames_total=self._receiver.refused_frames,
             failed_transfers_total=self._sender.failed + self._receiver.failed,
+            egress=tuple(_egress(sent) for sent in self._sender.egress.readings(now)),
         )
         self._node.send(load)
         self._report_at = now + REPORT_S
+
+
+def _egress(sent: Sent) -> messages.Egress:
+    return messages.Egress(
+        region=sent.region,
+        queued_bytes=sent.queued_bytes,
+        sent_bytes=sent.sent_bytes,
+        backlogged_bytes=sent.backlogged_bytes,
+        backlogged_s=sent.backlogged_s,
+    )

@@ -10,7 +10,7 @@ from prfaas.transfer.greeting import Hello, Welcome, compare, pack, unpack
 from prfaas.transfer.offer import Offer, Seal
 from prfaas.transfer.pump.lane import Land, Lane
 from prfaas.transfer.pump.plane import MAX_LANES, Plane
-from prfaas.transfer.pump.sockets import tune
+from prfaas.transfer.pump.sockets import send_at_once
 from prfaas.transfer.receiver import (
     Acknowledge,
     Admit,
@@ -51,7 +51,7 @@ def serve(plane: Plane, lane: Lane) -> None:
     """Body of an inbound lane's thread. Until an offer is announced the connection is nobody's; from then on the
     control thread is owed exactly one Drained."""
     try:
-        tune(lane.sock, plane.start.no_progress_s)
+        send_at_once(lane.sock)
         _greet(plane, lane)
         offer = lane.expect(Kind.OFFER)
     except ProtocolError as error:

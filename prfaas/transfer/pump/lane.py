@@ -27,11 +27,21 @@ from prfaas.transfer.frames import (
 from prfaas.transfer.grant import Grant
 from prfaas.transfer.greeting import refusal, refused
 from prfaas.transfer.pump.mailbox import Mailbox
-from prfaas.transfer.pump.sockets import Pollable, ready, send_fully, set_patience, translated
+from prfaas.transfer.pump.sockets import (
+    Pollable,
+    ready,
+    receive_some,
+    send_some,
+    set_patience,
+    translated,
+    unacknowledged,
+)
 
 #: How long a lane goes on reading after its last word, so that unread bytes do not make the kernel reset that word
 #: away.
 LINGER_S = 1.0
+#: How often a lane that is blocked looks whether anything has moved, within the time after which it gives up.
+LOOKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,10 @@ class Lane:
         self.orders: Mailbox[Order] = Mailbox()
         self._sock = sock
         self._deadline: float | None = None
+        self._patience_s = 0.0
+        #: Bytes written, how many of them the peer's kernel had at the last look, and when anything moved last.
+        self._written = self._delivered = 0
+        self._moved_at = 0.0
         self._stopped: ProtocolError | None = None
         self._writing = False
         #: The control thread must not shut down a socket that the lane's thread is just closing.
@@ -68,6 +82,11 @@ class Lane:
                 with contextlib.suppress(OSError):
                     self._sock.shutdown(socket.SHUT_RDWR if self._writing else socket.SHUT_RD)
         self.orders.wake()
+
+    def unacknowledged(self) -> int:
+        """Bytes written that the peer's kernel does not have yet."""
+        with self._lock:
+            return unacknowledged(self._sock) if self._sock is not None else 0
 
     # The thread's side.
 
@@ -90,10 +109,23 @@ class Lane:
             raise self._stopped
 
     def limit(self, seconds: float, *, altogether: bool) -> None:
-        """Give up when nothing has moved for `seconds`; `altogether`, when what is being read takes longer than
-        that."""
-        self._deadline = time.monotonic() + seconds if altogether else None
-        set_patience(self.sock, seconds)
+        """Give up when nothing has moved for `seconds`; `altogether`, when it takes longer than that from now."""
+        self._moved_at, self._patience_s = time.monotonic(), seconds
+        self._deadline = self._moved_at + seconds if altogether else None
+        set_patience(self.sock, seconds / LOOKS)
+
+    def check_progress(self) -> None:
+        """Raises ProtocolError when it is time to give up. What the kernel has taken from us may be megabytes that a
+        slow line carries for long: what counts is what has reached the peer, and what has come from it."""
+        now = time.monotonic()
+        with translated():
+            delivered = self._written - unacknowledged(self.sock)
+        if delivered > self._delivered:
+            self._delivered, self._moved_at = delivered, now
+        if self._deadline is not None and now > self._deadline:
+            raise ProtocolError(Cause.NO_PROGRESS, "not done in time")
+        if self._deadline is None and now > self._moved_at + self._patience_s:
+            raise ProtocolError(Cause.NO_PROGRESS, f"nothing moved for {self._patience_s:g} s")
 
     def header(self) -> Header:
         """The next frame that says something. An ABORT or REFUSE is raised as what it says."""
@@ -119,26 +151,28 @@ class Lane:
         return payload
 
     def read(self, into: memoryview) -> None:
-        """Fill `into`. A read that returns early is progress, one that returns nothing is not."""
+        """Fill `into`."""
         done = 0
+        self._moved_at = time.monotonic()
         while done < len(into):
             self.check_stopped()
             with translated():
-                count = self.sock.recv_into(into[done:], 0, socket.MSG_WAITALL)
-            if not count:
+                count = receive_some(self.sock, into[done:])
+            if count == 0:
                 self.check_stopped()
                 raise ProtocolError(Cause.PEER_GONE, "closed")
-            done += count
-            if done < len(into) and self._deadline is not None and time.monotonic() > self._deadline:
-                raise ProtocolError(Cause.NO_PROGRESS, f"{done} of {len(into)} bytes in time")
+            if count:
+                done += count
+                self._moved_at = time.monotonic()
+            if done < len(into):
+                self.check_progress()
 
     def write(self, header: bytes, payload: Bytes = b"") -> None:
         # `stop` sets its mark before it looks at `_writing`, we do the reverse: one of the two always sees the other.
         self._writing = True
         try:
             self.check_stopped()
-            with translated():
-                send_fully(self.sock, header, payload)
+            self._send(header, payload)
         except ProtocolError:
             self.check_stopped()
             self._last_words()
@@ -172,12 +206,12 @@ class Lane:
             return
         payload = refusal(error.cause, error.detail)
         deadline = time.monotonic() + LINGER_S
-        scratch = bytearray(1 << 16)
+        scratch = memoryview(bytearray(1 << 16))
         with contextlib.suppress(OSError, ProtocolError):
-            self.limit(LINGER_S, altogether=False)
-            send_fully(self.sock, header_for(kind, payload, attempt=attempt), payload)
+            self.limit(LINGER_S, altogether=True)
+            self._send(header_for(kind, payload, attempt=attempt), payload)
             self.sock.shutdown(socket.SHUT_WR)
-            while self.sock.recv_into(scratch) and time.monotonic() < deadline:
+            while receive_some(self.sock, scratch) != 0 and time.monotonic() < deadline:
                 pass
 
     def close(self) -> None:
@@ -186,6 +220,17 @@ class Lane:
                 self._sock.close()
                 self._sock = None
         self.orders.close()
+
+    def _send(self, header: bytes, payload: Bytes) -> None:
+        """One call for both where the socket takes them at once."""
+        head, body = memoryview(header), memoryview(payload)
+        while head or body:
+            with translated():
+                taken = send_some(self.sock, head, body)
+            self._written += taken
+            head, body = head[taken:], body[max(0, taken - len(head)) :]
+            if head or body:
+                self.check_progress()
 
     def _last_words(self) -> None:
         """The write failed: what the peer said before it closed is the better reason."""

@@ -35,13 +35,15 @@ class Reserve(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Send(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Connect to the destination and offer the parts of this attempt's span; parts follow as they become ready."""
+    """Connect to the destination and offer the parts of this attempt's span; parts follow as they become ready. What is
+    sent is counted by `region`."""
 
     attempt: str
     address: str
     peer_incarnation: int
     generation: int
     chunk_ends: tuple[int, ...]
+    region: str = ""
 
 
 class PartsReady(msgspec.Struct, frozen=True, tag=True):
@@ -63,7 +65,15 @@ Command = Start | Reserve | Send | PartsReady | Release | Probe
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
+    """Answer to Start."""
+
     port: int
+
+
+class CannotListen(msgspec.Struct, frozen=True, tag=True):
+    """Answer to Start when the address cannot be had; the pump then does nothing more."""
+
+    detail: str
 
 
 class Reserved(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -113,6 +123,17 @@ class Probed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     incarnation: int | None
 
 
+class Egress(msgspec.Struct, frozen=True, kw_only=True):
+    """Towards one region: bytes that wait to leave, and since the start the bytes sent, and of those the ones sent
+    while more was waiting, in so many seconds."""
+
+    region: str
+    queued_bytes: int
+    sent_bytes: int
+    backlogged_bytes: float
+    backlogged_s: float
+
+
 class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """About four times a second, and whenever a span was taken or freed."""
 
@@ -124,6 +145,7 @@ class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     received_bytes_total: int
     refused_frames_total: int
     failed_transfers_total: int
+    egress: tuple[Egress, ...] = ()
 
 
-Event = Listening | Reserved | Refused | Sent | Received | TransferLost | Released | Probed | Load
+Event = Listening | CannotListen | Reserved | Refused | Sent | Received | TransferLost | Released | Probed | Load

@@ -13,7 +13,7 @@ from prfaas.transfer.offer import seal_for
 from prfaas.transfer.pump.lane import Lane
 from prfaas.transfer.pump.messages import Probed
 from prfaas.transfer.pump.plane import Plane
-from prfaas.transfer.pump.sockets import connect, tune
+from prfaas.transfer.pump.sockets import connect, send_at_once
 from prfaas.transfer.sender import Accepted, Dial, PartSent, Stream
 
 
@@ -45,7 +45,7 @@ def probe(plane: Plane, lane: Lane, address: str) -> None:
 def _greet(plane: Plane, lane: Lane, address: str, incarnation: int | None) -> Welcome:
     start = plane.start
     lane.connected(connect(address, start.connect_s, lane.orders))
-    tune(lane.sock, start.no_progress_s)
+    send_at_once(lane.sock)
     lane.limit(start.connect_s, altogether=True)
     hello = pack(
         Hello(
@@ -64,16 +64,18 @@ def _offer(plane: Plane, lane: Lane, dial: Dial) -> None:
     payload = pack(dial.offer)
     lane.write(header_for(Kind.OFFER, payload, attempt=dial.attempt, generation=dial.to.generation), payload)
     lane.expect(Kind.ACCEPT)
-    plane.inbox.put(Accepted(lane.id, dial.attempt))
+    plane.inbox.put(Accepted(lane.id, dial.attempt, time.monotonic()))
 
 
 def _stream(plane: Plane, lane: Lane, dial: Dial, memory: memoryview) -> None:
-    """Prefill may compute for long between two parts: meanwhile a keepalive tells silence from a broken line."""
+    """Prefill may compute for long between two parts: meanwhile a keepalive tells silence from a broken line, to both
+    ends."""
     lane.limit(plane.start.no_progress_s, altogether=False)
     sent: dict[int, tuple[Part, int]] = {}
     last = False
     while not last:
         orders = lane.wait(plane.keepalive_s, lane.sock)
+        lane.check_progress()
         if not orders:
             lane.listen()
             lane.write(header_for(Kind.KEEPALIVE, attempt=dial.attempt, generation=dial.to.generation))

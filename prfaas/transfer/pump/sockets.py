@@ -2,10 +2,13 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import select
 import socket
 import struct
+import sys
+import termios
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -38,29 +41,41 @@ def ready(timeout_s: float, *pollables: Pollable) -> bool:
 
 
 def set_patience(sock: socket.socket, seconds: float) -> None:
-    """How long one call may block without moving a byte."""
+    """How long one call may block."""
     timeval = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
     with translated():
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
 
 
-def tune(sock: socket.socket, no_progress_s: float) -> None:
-    """A frame leaves at once, and a peer that acknowledges nothing is given up."""
+def send_at_once(sock: socket.socket) -> None:
+    """A frame does not wait for the next one. When to give up is the lane's decision: the kernel's own time-out
+    (TCP_USER_TIMEOUT) may end a line that loses packets although it moves."""
     with translated():
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(no_progress_s * 1000))
 
 
-def send_fully(sock: socket.socket, header: bytes, payload: Bytes) -> None:
-    """One call for header and payload where the socket takes them at once."""
-    sent = sock.sendmsg([header, payload])
-    if sent < len(header):
-        sock.sendall(header[sent:])
-        sent = len(header)
-    rest = memoryview(payload)[sent - len(header) :]
-    while rest:
-        rest = rest[sock.send(rest) :]
+def send_some(sock: socket.socket, *data: Bytes) -> int:
+    """How many bytes the socket took; 0 when it took none within its patience."""
+    try:
+        return sock.sendmsg(data)
+    except BlockingIOError:
+        return 0
+
+
+def receive_some(sock: socket.socket, into: memoryview) -> int | None:
+    """How many bytes came, 0 at the end of the stream, None when none came within the socket's patience. Waits for all
+    of `into` as long as that."""
+    try:
+        return sock.recv_into(into, 0, socket.MSG_WAITALL)
+    except BlockingIOError:
+        return None
+
+
+def unacknowledged(sock: socket.socket) -> int:
+    """Bytes written to the socket that the peer's kernel does not have yet."""
+    answer = fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(answer, sys.byteorder)
 
 
 def listener(host: str, port: int) -> socket.socket:

@@ -49,7 +49,7 @@ def begun(sender: Sender | None = None) -> Sender:
 
 def streaming() -> Sender:
     sender = begun()
-    assert sender.handle(Accepted(LANE, A)) == []
+    assert sender.handle(Accepted(LANE, A, 1.0)) == []
     return sender
 
 
@@ -77,7 +77,7 @@ def test_parts_that_were_ready_too_early_keep_their_order():
     assert sender.handle(PartsReady(A, (3, 1), 0.5)) == []
     begun(sender)
     assert sender.handle(PartsReady(A, (0,), 1.2)) == []
-    assert streamed(sender.handle(Accepted(LANE, A))) == ([3, 1, 0], False)
+    assert streamed(sender.handle(Accepted(LANE, A, 1.0))) == ([3, 1, 0], False)
 
 
 def test_a_part_that_is_announced_twice_leaves_once():
@@ -90,7 +90,7 @@ def test_an_empty_transfer_is_sealed_as_soon_as_it_is_accepted():
     sender = Sender(LAYOUT)
     sender.handle(Opened(A, 0, 3, 10.0))
     sender.handle(Begin(LANE, A, TO, (), now=1.0))
-    assert streamed(sender.handle(Accepted(LANE, A))) == ([], True)
+    assert streamed(sender.handle(Accepted(LANE, A, 1.0))) == ([], True)
     assert let_go(sender, now=1.25) == [Delivered(A, 0, 0.25)]
 
 
@@ -228,7 +228,7 @@ class SenderMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def accept(self, data: st.DataObject):
         attempt = data.draw(st.sampled_from(sorted(self.bound)))
-        self.do(Accepted(self.bound[attempt], attempt))
+        self.do(Accepted(self.bound[attempt], attempt, self.now))
 
     @precondition(lambda self: self.bound)
     @rule(data=st.data(), cause=st.sampled_from([Cause.PEER_GONE, Cause.NO_PROGRESS]))
