@@ -5,7 +5,6 @@ errors that name the path.
 """
 
 import os
-import secrets
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,25 +14,23 @@ import msgspec
 from msgspec import Meta
 
 from prfaas.errors import ConfigError
+from prfaas.flows.convert_role import OnDrainTimeout
 from prfaas.flows.serve import OnPrefillFailure
+from prfaas.request import Mode
 
-SECRET_FIELDS = frozenset({"cluster_secret", "password"})
+SECRET_FIELDS = frozenset({"password", "admin_key"})
 MASK = "********"
+#: Variables of ours that are no settings: the launcher's mark, and the admin commands' key and address.
+OTHER_VARIABLES = frozenset({"PRFAAS_LAUNCHED", "PRFAAS_ADMIN", "PRFAAS_ADMIN_KEY"})
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
 
 
-Seconds = Annotated[float, Meta(gt=0)]
-
-
 class ClusterConfig(_Section, frozen=True):
     name: Annotated[str, Meta(description="Prefix of this cluster's keys in the store.")] = "default"
     pd_region: Annotated[str, Meta(description="Region that decodes; prefill elsewhere is remote.")] = "b"
-    cluster_secret: Annotated[
-        str, Meta(description="Keys the tenants' cache salts. Must be equal on all routers; never stored.")
-    ] = msgspec.field(default_factory=lambda: secrets.token_hex(16))
 
 
 class StoreConfig(_Section, frozen=True):
@@ -53,12 +50,59 @@ class RoutingConfig(_Section, frozen=True):
     threshold_tokens: Annotated[
         int, Meta(ge=0, description="t: prompts with more uncached tokens than this are prefilled remotely.")
     ] = 2048
+    mode: Annotated[
+        Mode, Meta(description="auto: the length rule; always, never: prefill remotely whatever can be, or nothing.")
+    ] = Mode.AUTO
+    t_min_tokens: Annotated[
+        int, Meta(ge=0, description="t never falls below; prompts up to this always stay in the PD region.")
+    ] = 0
+    t_force_tokens: Annotated[
+        int | None,
+        Meta(description="t never rises above; longer prompts always leave the PD region. Absent: no limit."),
+    ] = None
+    ttft_slo_s: Annotated[
+        float | None,
+        Meta(description="A request that would miss this TTFT goes the other way if that keeps it. Absent: never."),
+    ] = None
     bandwidth: Annotated[
-        Literal["scarce", "abundant"],
+        Literal["auto", "scarce", "abundant"],
         Meta(
-            description="scarce: only the PD region's cache counts; abundant: the longer cache of both regions counts."
+            description="scarce: only the PD region's cache counts; abundant: the longer cache of both regions counts;"
+            " auto: as the links' use says."
         ),
-    ] = "scarce"
+    ] = "auto"
+    lines: Annotated[
+        dict[str, float], Meta(description="Bytes per second bought from a prefill region to this one, per region.")
+    ] = {}
+    rtts_s: Annotated[dict[str, float], Meta(description="Round trip time to a prefill region, per region.")] = {}
+    profiles: Annotated[
+        dict[str, str],
+        Meta(description="What workers' hardware names mean: MODEL/HARDWARE of a shipped profile, or a JSON file."),
+    ] = {}
+    report_s: Annotated[float, Meta(gt=0, description="Period of the fast loop; nodes report about once a second.")] = (
+        1.0
+    )
+    rebalance: Annotated[
+        Literal["on", "off"], Meta(description="Whether the leader plans threshold and roles by itself.")
+    ] = "on"
+    slow_period_s: Annotated[
+        float,
+        Meta(gt=0, description="Period of the slow loop. Shorter follows demand sooner and changes roles more often."),
+    ] = 120.0
+    roles: Annotated[
+        Literal["whole", "mixed"],
+        Meta(description="whole: a PD node prefills or decodes; mixed: some divide their time, within itl_slo_s."),
+    ] = "whole"
+    itl_slo_s: Annotated[float, Meta(gt=0, description="Longest time per token that roles are planned for.")] = 0.025
+    role_dwell_s: Annotated[
+        float, Meta(gt=0, description="A node keeps its role for at least this long. Shorter follows demand sooner.")
+    ] = 120.0
+    role_warm_up_s: Annotated[
+        float, Meta(gt=0, description="What a node reports this soon after a change of role is not planned with.")
+    ] = 60.0
+    demand_half_life_s: Annotated[
+        float, Meta(gt=0, description="Age at which a request counts half in what the slow loop plans for.")
+    ] = 300.0
 
 
 class RouterConfig(_Section, frozen=True):
@@ -83,6 +127,9 @@ class RouterConfig(_Section, frozen=True):
     ] = 1024
     max_body_bytes: Annotated[int, Meta(ge=1024, description="Longest request body.")] = 16 << 20
     drain_timeout_s: Annotated[float, Meta(gt=0, description="How long SIGTERM lets requests finish.")] = 30.0
+    admin_key: Annotated[str, Meta(description="Key of the admin API; empty: there is none.")] = ""
+    admin_host: Annotated[str, Meta(description="Address of the admin API.")] = "127.0.0.1"
+    admin_port: Annotated[int, Meta(ge=0, le=65535, description="Port of the admin API; 0 takes a free one.")] = 0
 
 
 class WorkerConfig(_Section, frozen=True):
@@ -91,6 +138,19 @@ class WorkerConfig(_Section, frozen=True):
     role: Annotated[
         Literal["prefill", "decode", "mixed"], Meta(description="Role of a PD node at start; prefill workers have one.")
     ] = "mixed"
+    prefill_share: Annotated[
+        float, Meta(gt=0, lt=1, description="Share of its time that a mixed node gives to prefill at start.")
+    ] = 0.5
+    hardware: Annotated[
+        str, Meta(description="What this node runs on; names the profile that routers know it by. Empty: unknown.")
+    ] = ""
+    profile: Annotated[
+        str, Meta(description="The profile of that hardware, as in routing.profiles. Only itl_slo_s needs it.")
+    ] = ""
+    itl_slo_s: Annotated[
+        float | None,
+        Meta(description="With a profile: decode no more sequences together than keep to this time per token."),
+    ] = None
     model_dir: Annotated[str, Meta(description="Model folder, any of the supported families.")] = ""
     rpc_host: Annotated[str, Meta(description="Address the gRPC server binds.")] = "127.0.0.1"
     rpc_port: Annotated[int, Meta(ge=0, le=65535, description="gRPC port; 0 takes a free one.")] = 0
@@ -99,6 +159,9 @@ class WorkerConfig(_Section, frozen=True):
     metrics_port: Annotated[int, Meta(ge=0, le=65535, description="Port of /metrics; 0 takes a free one.")] = 0
     max_sequences: Annotated[
         int, Meta(ge=1, description="Requests reserved or decoding at once. Higher raises throughput and ITL.")
+    ] = 64
+    max_batch: Annotated[
+        int, Meta(ge=1, description="Sequences decoded together. Higher raises throughput and the time per token.")
     ] = 64
     max_tokens: Annotated[
         int, Meta(ge=1, description="Sum of prompt and output tokens of those requests: bounds the engine's memory.")
@@ -111,6 +174,18 @@ class WorkerConfig(_Section, frozen=True):
         Meta(ge=1, description="Prefills that a node with role decode still accepts at once, for failed transfers."),
     ] = 8
     drain_timeout_s: Annotated[float, Meta(gt=0, description="How long SIGTERM lets attempts finish.")] = 30.0
+    engine_silence_s: Annotated[
+        float,
+        Meta(gt=0, description="An engine that says nothing this long is stuck. Above the longest chunk of prefill."),
+    ] = 60.0
+    role_drain_timeout_s: Annotated[
+        float,
+        Meta(gt=0, description="How long a role that is to be given up may take to finish its work. Above a stream's."),
+    ] = 300.0
+    on_role_drain_timeout: Annotated[
+        OnDrainTimeout,
+        Meta(description="abort: keep the role; proceed: change with work left, which then goes on slowly."),
+    ] = OnDrainTimeout.ABORT
 
 
 class KvConfig(_Section, frozen=True):
@@ -158,10 +233,13 @@ def load(
 ) -> Config:
     """The configuration out of file, environment and `overrides` ({(section, field): value}). Raises ConfigError."""
     tree: dict[str, Any] = _read(path) if path else {}
-    for section, field in fields():
-        name = f"PRFAAS_{section}_{field.name}".upper()
-        if name in environ:
+    known = {f"PRFAAS_{section}_{field.name}".upper(): (section, field) for section, field in fields()}
+    for name in sorted(name for name in environ if name.startswith("PRFAAS_")):
+        if name in known:
+            section, field = known[name]
             _put(tree, section, field.name, _parse(environ[name], field.type))
+        elif name not in OTHER_VARIABLES:
+            raise ConfigError(name, "is no setting")
     for (section_name, field_name), value in (overrides or {}).items():
         _put(tree, section_name, field_name, value)
     try:
@@ -203,6 +281,6 @@ def _parse(text: str, kind: Any) -> Any:
     if origin is tuple:
         return [item.strip() for item in text.split(",") if item.strip()]
     if origin is dict:
-        pairs = (item.strip().rpartition("=") for item in text.split(","))
+        pairs = (item.strip().rpartition("=") for item in text.split(",") if item.strip())
         return {key: value for key, _, value in pairs}
     return text

@@ -25,6 +25,10 @@ class ModelNotFound(InvalidRequest):
         self.model = model
 
 
+#: `Overloaded.resource` of a node whose pool has no span for KV that would come from elsewhere.
+KV_ROOM = "room for KV"
+
+
 class Overloaded(PrfaasError):
     """There is no room now; the same request may succeed after `retry_after_s` seconds."""
 
@@ -71,6 +75,14 @@ class NamespaceMismatch(PrfaasError):
     def __init__(self, ours: str, theirs: str) -> None:
         super().__init__(f"namespace mismatch: ours {ours}, theirs {theirs}")
         self.ours, self.theirs = ours, theirs
+
+
+class StaleEpoch(PrfaasError):
+    """A plan was made without knowledge of a later one: `seen` is its epoch, `current` the one in force."""
+
+    def __init__(self, seen: int, current: int) -> None:
+        super().__init__(f"a plan of epoch {seen} came after one of epoch {current}")
+        self.seen, self.current = seen, current
 
 
 class ConfigError(PrfaasError):

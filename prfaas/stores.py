@@ -16,7 +16,18 @@ def open_store(section: StoreConfig) -> EtcdStore:
         raise ConfigError("store.cert", "cert and key belong together")
     tls = _tls(section) if section.ca else None
     login = Login(section.username, section.password) if section.username else None
-    return EtcdStore(section.endpoints, tls=tls, login=login)
+    return EtcdStore([_address(endpoint, bool(tls)) for endpoint in section.endpoints], tls=tls, login=login)
+
+
+def _address(endpoint: str, secure: bool) -> str:
+    """`host:port`, also of an endpoint written as a URL, as etcd's own tools take it."""
+    scheme, separator, rest = endpoint.partition("://")
+    address = rest if separator else endpoint
+    host, _, port = address.rstrip("/").rpartition(":")
+    if not host or not port.isdigit() or (separator and scheme != ("https" if secure else "http")):
+        expected = "https://host:port (store.ca is set)" if secure else "http://host:port"
+        raise ConfigError("store.endpoints", f"{endpoint!r} is neither host:port nor {expected}")
+    return f"{host}:{port}"
 
 
 def _tls(section: StoreConfig) -> Tls:

@@ -13,8 +13,16 @@ TIMEOUT_S = 120.0
 
 def fetch(url: str) -> tuple[int, str]:
     """Status and body of a GET. Raises OSError."""
+    return ask("GET", url)
+
+
+def ask(method: str, url: str, *, key: str = "", body: Any = None) -> tuple[int, str]:
+    """Status and body of a request, with a JSON body and a bearer key where given. Raises OSError."""
+    parts = urllib.parse.urlsplit(url)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     with _connection(url) as connection:
-        connection.request("GET", urllib.parse.urlsplit(url).path)
+        target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        connection.request(method, target, None if body is None else json.dumps(body), headers)
         response = connection.getresponse()
         return response.status, response.read().decode()
 

@@ -7,10 +7,11 @@ to b goes through `prfaas wan-relay`.
 
 import asyncio
 import functools
+import json
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -18,16 +19,19 @@ from pathlib import Path
 from typing import IO
 
 from prfaas.cluster import ClusterView, RegionId
+from prfaas.config import StoreConfig
 from prfaas.errors import DeadlineExceeded, PeerUnavailable
-from prfaas.membership.etcd import EtcdStore
 from prfaas.membership.follow import ClusterFollower
 from prfaas.membership.memory import MemoryStore
 from prfaas.membership.server import EmbeddedStoreServer
 from prfaas.process import end_all
+from prfaas.stores import open_store
 from services.http_client import fetch
 from services.running import LAUNCHED
 
 PREFILL_REGION, PD_REGION = "a", "b"
+#: What all workers of a cost model are said to run on.
+HARDWARE = "cost-model"
 STOP_GRACE_S = 15.0
 POLL_S = 0.05
 
@@ -47,6 +51,11 @@ class Plan:
     model_dir: Path
     port: int = 0
     threshold_tokens: int = 2048
+    mode: str = "auto"
+    rebalance: bool = True
+    slow_period_s: float = 120.0
+    routers: int = 1
+    admin_key: str = ""
     prefill_workers: int = 1
     pd_roles: tuple[str, ...] = ("mixed", "mixed")
     etcd: tuple[str, ...] = ()
@@ -61,13 +70,18 @@ class Plan:
 
 @dataclass(slots=True)
 class LocalCluster:
-    """A running cluster. `processes` is by name: router, prefill-0, decode-0, ..., wan-relay."""
+    """A running cluster. `processes` is by name: router, router-1, ..., prefill-0, decode-0, ..., wan-relay. `endpoint`
+    is the first router's; `endpoints` and `admin` are those of all routers, by process."""
 
     plan: Plan
     endpoint: str
+    endpoints: dict[str, str]
+    admin: dict[str, str]
     store_endpoints: tuple[str, ...]
     metrics: dict[str, str]
     processes: dict[str, asyncio.subprocess.Process]
+    #: Starts a process that has ended again, under its name.
+    start_again: Callable[[str], Awaitable[None]]
 
     async def died(self) -> str:
         """Name of the first process that ends by itself."""
@@ -110,7 +124,11 @@ class _Starter:
         self._plan, self._store = plan, store
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._metrics: dict[str, str] = {}
+        self._endpoints: dict[str, str] = {}
+        self._admin: dict[str, str] = {}
         self._logs: list[IO[bytes]] = []
+        self._commands: dict[str, tuple[str, ...]] = {}
+        self._profile = cost_table(plan.model_dir)
 
     async def start(self) -> LocalCluster:
         plan = self._plan
@@ -128,13 +146,31 @@ class _Starter:
                 options += ["--kv-advertise", f"127.0.0.1:{kv_ports[number]}"]
                 options += ["--kv-advertise", f"{PREFILL_REGION}=127.0.0.1:{relay_ports[number]}"]
             await self._start_worker("decode-worker", f"decode-{number}", PD_REGION, *options)
-        port = plan.port or free_ports(1)[0]
+        names = ["router", *(f"router-{number}" for number in range(1, plan.routers))]
+        for name in names:
+            await self._start_router(name, plan.port if name == "router" else 0)
+        endpoints, admin = self._endpoints, self._admin
+        return LocalCluster(
+            plan, endpoints["router"], endpoints, admin, self._store, self._metrics, self._processes, self.spawn_again
+        )
+
+    async def _start_router(self, name: str, port: int) -> None:
+        plan, port = self._plan, port or free_ports(1)[0]
         options = ["--port", str(port), "--model-dir", str(plan.model_dir)]
-        options += ["--threshold-tokens", str(plan.threshold_tokens)]
-        await self._spawn("router", "router", *options, *self._shared())
-        endpoint = f"http://127.0.0.1:{port}"
-        self._metrics["router"] = f"{endpoint}/metrics"
-        return LocalCluster(plan, endpoint, self._store, self._metrics, self._processes)
+        options += ["--threshold-tokens", str(plan.threshold_tokens), "--mode", plan.mode]
+        options += ["--rebalance", "on" if plan.rebalance else "off", "--slow-period-s", str(plan.slow_period_s)]
+        if plan.wan:
+            options += ["--lines", f"{PREFILL_REGION}={plan.wan.mbit * 1e6 / 8}"]
+            options += ["--rtts-s", f"{PREFILL_REGION}={plan.wan.rtt_ms / 1e3}"]
+        if self._profile is not None:
+            options += ["--profiles", f"{HARDWARE}={self._profile}"]
+        if plan.admin_key:
+            [admin_port] = free_ports(1)
+            options += ["--admin-port", str(admin_port)]
+            self._admin[name] = f"http://127.0.0.1:{admin_port}"
+        await self._spawn("router", name, *options, *self._shared())
+        self._endpoints[name] = f"http://127.0.0.1:{port}"
+        self._metrics[name] = f"{self._endpoints[name]}/metrics"
 
     async def _start_relay(self, wan: Wan, relay_ports: list[int], kv_ports: list[int]) -> None:
         [metrics_port] = free_ports(1)
@@ -152,7 +188,8 @@ class _Starter:
         self._metrics[name] = f"http://127.0.0.1:{metrics_port}/metrics"
         place = ["--id", name, "--region", region, "--metrics-port", str(metrics_port)]
         pool = ["--kv-pool-bytes", str(self._plan.kv_pool_bytes)]
-        await self._spawn(command, name, *place, *pool, *options, *self._shared())
+        hardware = ["--hardware", HARDWARE, "--profile", str(self._profile)] if self._profile is not None else []
+        await self._spawn(command, name, *place, *pool, *hardware, *options, *self._shared())
 
     def _shared(self) -> list[str]:
         endpoints = [part for endpoint in self._store for part in ("--store-endpoints", endpoint)]
@@ -160,10 +197,16 @@ class _Starter:
         return [*endpoints, *cluster, "--log-format", self._plan.log_format]
 
     async def _spawn(self, command: str, name: str, *options: str) -> None:
+        self._commands[name] = (command, *options)
+        await self.spawn_again(name)
+
+    async def spawn_again(self, name: str) -> None:
+        """Start the process of this name, as it was first started."""
+        command, *options = self._commands[name]
         log: IO[bytes] | None = None
         if self._plan.log_dir:
             self._plan.log_dir.mkdir(parents=True, exist_ok=True)
-            log = (self._plan.log_dir / f"{name}.log").open("wb")
+            log = (self._plan.log_dir / f"{name}.log").open("ab")
             self._logs.append(log)
         # Its own session: a Ctrl-C on the terminal reaches the launcher alone, which then stops all in order.
         self._processes[name] = await asyncio.create_subprocess_exec(
@@ -176,7 +219,8 @@ class _Starter:
             stdin=asyncio.subprocess.DEVNULL,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, LAUNCHED: "1"},
+            # The key goes this way: a command line can be read by everybody.
+            env={**os.environ, LAUNCHED: "1", "PRFAAS_ROUTER_ADMIN_KEY": self._plan.admin_key},
         )
 
     async def stop(self) -> None:
@@ -206,7 +250,7 @@ async def _ready(cluster: LocalCluster) -> None:
 async def _all_there(cluster: LocalCluster) -> None:
     plan = cluster.plan
     wanted = plan.prefill_workers + len(plan.pd_roles)
-    store = EtcdStore(cluster.store_endpoints)
+    store = open_store(StoreConfig(endpoints=cluster.store_endpoints))
     follower = ClusterFollower(store, plan.cluster, RegionId(PD_REGION))
     following = asyncio.ensure_future(follower.run())
     try:
@@ -215,8 +259,20 @@ async def _all_there(cluster: LocalCluster) -> None:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
         await store.close()
-    while await _nodes_known_to(cluster.endpoint) < wanted:  # noqa: ASYNC110 - another process's state
-        await asyncio.sleep(POLL_S)
+    for endpoint in cluster.endpoints.values():
+        while await _nodes_known_to(endpoint) < wanted:  # noqa: ASYNC110 - another process's state
+            await asyncio.sleep(POLL_S)
+
+
+def cost_table(model_dir: Path) -> Path | None:
+    """The file that says what a cost model costs, which is then known to the router as a profile. None for a model that
+    computes, and for one that takes no time."""
+    path = model_dir / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return path if config.get("model_type") == "cost_model" and config.get("time_scale", 1.0) > 0 else None
 
 
 def _has_nodes(wanted: int, view: ClusterView) -> bool:

@@ -7,6 +7,7 @@
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
 import click
@@ -18,9 +19,9 @@ from prfaas.errors import ConfigError
 Command = Callable[..., Any]
 
 
-def settings(*sections: str, own: tuple[str, ...]) -> Callable[[Command], Command]:
+def settings(*sections: str, own: tuple[str, ...], without: tuple[str, ...] = ()) -> Callable[[Command], Command]:
     """Options for all settings of these sections; those of the `own` sections go without the section's name. The
-    command gets one argument, the Config."""
+    command gets one argument, the Config. `without` names settings of `own` sections that mean nothing to it."""
 
     def decorate(command: Command) -> Command:
         names: dict[str, tuple[str, str]] = {}
@@ -35,7 +36,7 @@ def settings(*sections: str, own: tuple[str, ...]) -> Callable[[Command], Comman
 
         run.__doc__, wrapped = command.__doc__, run
         for section, field in reversed([*config.fields()]):
-            if section in sections or section in own:
+            if (section in sections or section in own) and field.name not in without:
                 name = field.name if section in own else f"{section}_{field.name}"
                 names[name] = (section, field.name)
                 wrapped = click.option(f"--{name.replace('_', '-')}", name, **_look(section, field))(wrapped)
@@ -50,6 +51,8 @@ def _look(section: str, field: msgspec.structs.FieldInfo) -> dict[str, Any]:
     if hasattr(kind, "__metadata__"):
         description = " ".join(meta.description for meta in kind.__metadata__ if meta.description)
         kind = kind.__origin__
+    if isinstance(kind, UnionType):
+        kind = next(choice for choice in get_args(kind) if choice is not NoneType)
     variable = f"PRFAAS_{section}_{field.name}".upper()
     look: dict[str, Any] = {"default": None, "help": f"{description} [{variable}{_shown(field)}]"}
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -67,7 +70,7 @@ def _look(section: str, field: msgspec.structs.FieldInfo) -> dict[str, Any]:
 
 def _shown(field: msgspec.structs.FieldInfo) -> str:
     default = field.default
-    if default in (msgspec.NODEFAULT, "", ()):
+    if default in (msgspec.NODEFAULT, "", (), None):
         return ""
     return f", default {default.value if isinstance(default, Enum) else default}"
 

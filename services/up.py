@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -10,27 +10,43 @@ from prfaas.errors import PeerUnavailable
 from prfaas.process import StopSignals
 from services.local_cluster import LocalCluster, Plan, local_cluster
 
+#: A process that has lived this long when it ends is started again; one that ends sooner would only end again.
+WORTH_A_RESTART_S = 5.0
+
 
 async def run(plan: Plan, as_json: bool) -> None:
-    """Start, say where, and wait. Raises PeerUnavailable when a process ends by itself."""
+    """Start, say where, and keep it running until a signal. Raises PeerUnavailable when it cannot be kept running."""
     stop = StopSignals()
     try:
         async with local_cluster(plan) as cluster:
             stop.ready()
             click.echo(json.dumps(described(cluster)) if as_json else ready_line(cluster))
-            died = asyncio.ensure_future(cluster.died())
-            asked = asyncio.ensure_future(stop.wait())
+            keeping = asyncio.create_task(_keep(cluster), name="keep running")
+            asked = asyncio.create_task(stop.wait(), name="stop signal")
             try:
-                await asyncio.wait({died, asked}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({keeping, asked}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 asked.cancel()
-                died.cancel()
+                keeping.cancel()
             if not asked.done():
-                raise PeerUnavailable(died.result(), "its process ended")
+                keeping.result()
             click.echo("stopping", err=True)
     except asyncio.CancelledError:
         if not stop.cancelled:
             raise
+
+
+async def _keep(cluster: LocalCluster) -> NoReturn:
+    """Start again whatever ends, as a supervisor would in a deployment: the loss of one process is not that of all."""
+    now = asyncio.get_running_loop().time
+    started_at = dict.fromkeys(cluster.processes, now())
+    while True:
+        name = await cluster.died()
+        if now() - started_at[name] < WORTH_A_RESTART_S:
+            raise PeerUnavailable(name, "its process ends as soon as it is started")
+        click.echo(f"{name} ended, starting it again", err=True)
+        started_at[name] = now()
+        await cluster.start_again(name)
 
 
 def described(cluster: LocalCluster) -> dict[str, Any]:
@@ -41,13 +57,15 @@ def described(cluster: LocalCluster) -> dict[str, Any]:
         "store": list(cluster.store_endpoints),
         "processes": {name: process.pid for name, process in cluster.processes.items()},
         "metrics": cluster.metrics,
+        "admin": cluster.admin,
     }
 
 
 def ready_line(cluster: LocalCluster) -> str:
     plan = cluster.plan
     line = f", line of {plan.wan.mbit:g} Mbit/s and {plan.wan.rtt_ms:g} ms between them" if plan.wan else ""
+    admin = f"; admin API at {cluster.admin['router']}" if cluster.admin else ""
     return (
         f"ready: {cluster.endpoint}/v1 serves {plan.model_dir.name} "
-        f"({plan.prefill_workers} prefill workers in region a, {len(plan.pd_roles)} PD nodes in region b{line})"
+        f"({plan.prefill_workers} prefill workers in region a, {len(plan.pd_roles)} PD nodes in region b{line}){admin}"
     )

@@ -42,7 +42,15 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     attempt: str
 
 
-Command = Prefill | Decode | Cancel
+class SetShare(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """From now on give prefill this share of the time in which there is work of both kinds, and advance at most so many
+    sequences together. Not answered."""
+
+    prefill_share: float
+    max_batch: int
+
+
+Command = Prefill | Decode | Cancel | SetShare
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

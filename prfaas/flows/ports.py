@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from prfaas.cluster import ClusterView, NodeId
-from prfaas.request import AttemptId, FinishReason, Request
+from prfaas.request import AttemptId, FinishReason, Request, Route
+from prfaas.scheduling.routing import RoutingParams
 
 T = TypeVar("T")
 
@@ -66,6 +67,14 @@ class ServePorts(Clock, Protocol):
     """The world as `flows.serve` sees it. Calls raise PeerUnavailable, Overloaded, TransferFailed, EngineFailed."""
 
     def view(self) -> ClusterView: ...
+
+    def routing(self) -> RoutingParams:
+        """The rule as the fast loop has set it by now."""
+        ...
+
+    def routed(self, request: Request, route: Route) -> None:
+        """A request has got its first route: what demand is counted by. Retries are not told."""
+        ...
 
     def new_attempt(self) -> AttemptId: ...
 

@@ -6,13 +6,14 @@ Until the first token a failed attempt is followed by another, under a new id an
 afterwards a failure is the client's to see.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 
-from prfaas.cluster import NodeId
+from prfaas.cluster import ClusterView, NodeId
 from prfaas.errors import (
+    KV_ROOM,
     DeadlineExceeded,
     EngineFailed,
     InvalidRequest,
@@ -26,6 +27,9 @@ from prfaas.flows.ports import PrefillReport, ServePorts, TokenBatch
 from prfaas.flows.story import Attempt, Ending, Story
 from prfaas.request import TOKEN_BYTES, Matches, Request, Route
 from prfaas.scheduling.routing import RoutingParams, choose, fallback
+
+#: How a route is decided. Another one than `choose` is for comparison.
+Choose = Callable[[Request, Matches, ClusterView, RoutingParams, frozenset[NodeId]], Route]
 
 #: What another node may do better. Anything else, InvalidRequest above all, is the client's at once.
 RETRYABLE = (Overloaded, PeerUnavailable, TransferFailed, EngineFailed, DeadlineExceeded, NamespaceMismatch)
@@ -44,7 +48,6 @@ class ServeParams:
     """Limits of one request. A prefill gets `prefill_timeout_s` and for each token of the prompt
     `prefill_timeout_s_per_token` more. `max_attempts` counts the first one too."""
 
-    routing: RoutingParams
     reserve_timeout_s: float
     prefill_timeout_s: float
     prefill_timeout_s_per_token: float
@@ -52,6 +55,7 @@ class ServeParams:
     token_gap_timeout_s: float
     max_attempts: int = 3
     on_prefill_failure: OnPrefillFailure = OnPrefillFailure.RETRY
+    choose: Choose = choose
 
 
 async def serve(
@@ -65,6 +69,8 @@ async def serve(
     while True:
         laps = [arrived, ports.now()]
         route = _route(request, matches, params, ports, failures)
+        if not failures.causes:
+            ports.routed(request, route)
         laps.append(ports.now())
         attempt = Attempt(ports.new_attempt(), route)
         story.attempts.append(attempt)
@@ -116,12 +122,17 @@ class _Failures:
     causes: list[PrfaasError] = field(default_factory=list)
     avoid: frozenset[NodeId] = frozenset()
     of_prefill: bool = False
+    #: The decode node has no room for KV on its way; a prefill on the node itself needs none.
+    of_room: bool = False
 
     def add(self, error: PrfaasError, stage: Ending, route: Route) -> None:
         # A pair of nodes whose namespaces differ is found out by the decode node, but it is the prefill node that is
         # exchanged: others have to fit the decode node as well.
         prefill = stage is Ending.PREFILL_LOST or isinstance(error, NamespaceMismatch)
         self.causes.append(error)
+        if isinstance(error, Overloaded) and error.resource == KV_ROOM and route.moves_kv:
+            self.of_room = True
+            return
         self.avoid |= {route.prefill if prefill else route.decode}
         self.of_prefill |= prefill
 
@@ -133,9 +144,9 @@ class _Failures:
 def _route(request: Request, matches: Matches, params: ServeParams, ports: ServePorts, failures: _Failures) -> Route:
     """Once a prefill has failed, the last attempt depends on nothing but the decode node."""
     last = len(failures.causes) + 1 == params.max_attempts
-    stay = failures.of_prefill and (last or params.on_prefill_failure is OnPrefillFailure.LOCAL)
+    stay = failures.of_room or (failures.of_prefill and (last or params.on_prefill_failure is OnPrefillFailure.LOCAL))
     try:
-        return (fallback if stay else choose)(request, matches, ports.view(), params.routing, failures.avoid)
+        return (fallback if stay else params.choose)(request, matches, ports.view(), ports.routing(), failures.avoid)
     except (InvalidRequest, PeerUnavailable):
         if failures.causes:
             raise failures.causes[0] from None

@@ -13,8 +13,10 @@ from prfaas.errors import EngineFailed, PeerUnavailable
 from prfaas.flows.ports import Clock, PrefillReport, Reservation, TokenBatch
 from prfaas.live.leg import Answer, Leg
 from prfaas.live.link import LinkPool
-from prfaas.request import AttemptId, Request
+from prfaas.live.steering import Steering
+from prfaas.request import AttemptId, Request, Route
 from prfaas.rpc.commands import Decode, Destination, Done, Prefill, PrefillDone, Reserve, Reserved, Tokens
+from prfaas.scheduling.routing import RoutingParams
 
 T = TypeVar("T")
 E = TypeVar("E", Reserved, PrefillDone)
@@ -36,10 +38,12 @@ class LiveServePorts:
         view: Callable[[], ClusterView],
         links: LinkPool,
         new_id: Callable[[], AttemptId],
+        steering: Steering,
         *,
         attempt_deadline_s: float = 3600.0,
     ) -> None:
         self._clock, self._view, self._links, self._new_id = clock, view, links, new_id
+        self._steering = steering
         self._attempt_deadline_s = attempt_deadline_s
         self._seen: ClusterView | None = None
         self._legs: dict[tuple[NodeId, AttemptId], Leg] = {}
@@ -57,17 +61,25 @@ class LiveServePorts:
         return await self._clock.race(contenders)
 
     def view(self) -> ClusterView:
+        """The cluster as reported, with the work of this router that is not in a report yet."""
         view = self._view()
         if view is not self._seen:
             self._seen = view
             self._links.retain(view)
-        return view
+        return self._steering.overlay.view(view, self.now())
+
+    def routing(self) -> RoutingParams:
+        return self._steering.routing
+
+    def routed(self, request: Request, route: Route) -> None:
+        self._steering.routed(request, route, self.now())
 
     def new_attempt(self) -> AttemptId:
         return self._new_id()
 
     async def reserve(self, decode: NodeId, attempt: AttemptId, request: Request, source: NodeId) -> Reservation:
         origin = self._node(source)
+        self._steering.reserved(attempt, request, origin, decode, self.now())
         leg = await self._leg(decode, attempt, request)
         leg.send(
             Reserve(
@@ -98,7 +110,7 @@ class LiveServePorts:
             Prefill(
                 request_id=request.id,
                 prompt=request.prompt,
-                destination=_destination(reservation) if leg is not held else None,
+                destination=self._destination(reservation) if leg is not held else None,
                 deadline_s=self._attempt_deadline_s,
             )
         )
@@ -109,13 +121,15 @@ class LiveServePorts:
         else:
             _, answer = await self._clock.race({"prefill": leg.next(), "reservation": held.lost()})
         done = _expect(leg, PrefillDone, answer)
-        return PrefillReport(
+        report = PrefillReport(
             queue_s=done.queue_s,
             compute_s=done.compute_s,
             exposed_s=done.exposed_s,
             prefill_tokens=done.prefill_tokens,
             kv_bytes=done.kv_bytes,
         )
+        self._steering.prefilled(attempt, request, self.view().nodes.get(prefill), report, self.now())
+        return report
 
     async def decode(self, reservation: Reservation, request: Request) -> AsyncIterator[TokenBatch]:
         leg = self._held(reservation)
@@ -136,6 +150,7 @@ class LiveServePorts:
                     raise _out_of_order(leg, other)
 
     def release(self, node: NodeId, attempt: AttemptId) -> None:
+        self._steering.released(attempt, self.now())
         if (leg := self._legs.pop((node, attempt), None)) is not None:
             leg.close()
 
@@ -143,6 +158,15 @@ class LiveServePorts:
         if (found := self.view().nodes.get(node)) is None:
             raise PeerUnavailable(node, "it has left the cluster")
         return found
+
+    def _destination(self, reservation: Reservation) -> Destination:
+        return Destination(
+            node=reservation.decode,
+            incarnation=Incarnation(reservation.incarnation),
+            kv_address=reservation.kv_address,
+            generation=reservation.generation,
+            region=self._node(reservation.decode).region,
+        )
 
     async def _leg(self, node: NodeId, attempt: AttemptId, request: Request) -> Leg:
         """The attempt's leg on the node, opened with its first command there."""
@@ -157,15 +181,6 @@ class LiveServePorts:
         if (leg := self._legs.get((reservation.decode, reservation.attempt))) is None:
             raise PeerUnavailable(reservation.decode, "the reservation was released")
         return leg
-
-
-def _destination(reservation: Reservation) -> Destination:
-    return Destination(
-        node=reservation.decode,
-        incarnation=Incarnation(reservation.incarnation),
-        kv_address=reservation.kv_address,
-        generation=reservation.generation,
-    )
 
 
 def _expect(leg: Leg, kind: type[E], answer: Answer) -> E:

@@ -19,7 +19,7 @@ QUANTUM_BYTES = 16 << 10
 #: so that a line with work never idles.
 QUEUE_S = 0.020
 #: What the kernel may hold for each end, each way.
-KERNEL_BYTES = 256 << 10
+KERNEL_BYTES = 64 << 10
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -32,6 +32,10 @@ class Line:
         self._bytes_per_s = bits_per_s / 8
         self._free_at = 0.0
         self._turn = asyncio.Lock()
+
+    def set_rate(self, bits_per_s: float) -> None:
+        """From now on; what is on its way arrives as it would have."""
+        self._bytes_per_s = bits_per_s / 8
 
     @property
     def window_bytes(self) -> int:

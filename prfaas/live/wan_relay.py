@@ -1,20 +1,23 @@
 """A relay that makes the KV path between two regions as slow and as far as it is told, without touching the kernel.
 
-One relay is one WAN: all its routes and connections share a line per direction (see `prfaas.live.wan_line`).
+One relay is one WAN: all its routes and connections share a line per direction (see `prfaas.live.wan_line`), whose rate
+can be changed while it runs.
 """
 
 import asyncio
+import math
 import signal
 import socket
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Self
+from urllib.parse import parse_qs
 
 import structlog
 
 from prfaas.live.wan_line import QUANTUM_BYTES, Leg, Line, Pipe
 from prfaas.observe import names
-from prfaas.observe.http import serve_text
+from prfaas.observe.http import TEXT, serve_text
 from prfaas.observe.metrics import CONTENT_TYPE, Metrics
 
 CONNECT_S = 10.0
@@ -68,6 +71,24 @@ class WanRelay:
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def set_rate(self, bits_per_s: float) -> None:
+        """Both ways, for all connections, those that are open included."""
+        for line in (self._forward, self._backward):
+            line.set_rate(bits_per_s)
+
+    def command_rate(self, query: str) -> tuple[int, str, bytes]:
+        """`POST /rate?mbit=20`."""
+        given = parse_qs(query).get("mbit", [""])[-1]
+        try:
+            mbit = float(given)
+        except ValueError:
+            mbit = math.nan
+        if not 0 < mbit < math.inf:
+            return 400, TEXT, b"say ?mbit= and a rate above 0\n"
+        self.set_rate(mbit * 1e6)
+        log.info("rate of the line", mbit=mbit)
+        return 200, TEXT, f"{mbit:g} Mbit/s\n".encode()
 
     async def _listen(self, route: RelayRoute) -> int:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -134,6 +155,6 @@ async def _run(
             await stopping.wait()
         else:
             pages = {"/metrics": lambda: (200, CONTENT_TYPE, relay.metrics.exposition())}
-            async with await serve_text(*metrics_address, pages) as server:
+            async with await serve_text(*metrics_address, pages, {"/rate": relay.command_rate}) as server:
                 log.info("metrics listening", port=server.sockets[0].getsockname()[1])
                 await stopping.wait()

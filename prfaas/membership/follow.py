@@ -12,7 +12,8 @@ import structlog
 
 from prfaas.cluster import ClusterView, NodeId, RegionId
 from prfaas.errors import DeadlineExceeded
-from prfaas.membership.records import TelemetryRecord, cluster_prefix
+from prfaas.membership.direction import Direction
+from prfaas.membership.records import NodeRecord, TelemetryRecord, cluster_prefix
 from prfaas.membership.store import Store
 from prfaas.membership.view import MembershipView
 
@@ -21,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 class ClusterFollower:
     """`run` in a task of its own. `grace_s` is how long nodes may take to register again with a store that came back
-    empty: their lease's time."""
+    empty: their lease's time. `reported` is told of each node's report as it comes."""
 
     def __init__(
         self,
@@ -32,11 +33,12 @@ class ClusterFollower:
         stale_s: float = 10.0,
         grace_s: float = 30.0,
         now: Callable[[], float] = time.monotonic,
+        reported: Callable[[NodeId, float], None] | None = None,
     ) -> None:
         self._store = store
         self._prefix = cluster_prefix(cluster)
         self._fold = MembershipView(cluster, pd_region, stale_s=stale_s, grace_s=grace_s)
-        self._now = now
+        self._now, self._reported = now, reported
         self._heard_at = -math.inf
         self._changed = asyncio.Event()
 
@@ -46,6 +48,9 @@ class ClusterFollower:
                 malformed = self._fold.malformed
                 self._heard_at = self._now()
                 self._fold.apply(batch, self._heard_at)
+                for node, at in self._fold.take_reports().items():
+                    if self._reported is not None:
+                        self._reported(node, at)
                 if self._fold.malformed > malformed:
                     log.warning("unreadable_membership", keys=self._fold.malformed - malformed)
                 self._changed.set()
@@ -54,6 +59,14 @@ class ClusterFollower:
     def view(self) -> ClusterView:
         """The same object until something has changed."""
         return self._fold.view(self._now())
+
+    @property
+    def direction(self) -> Direction:
+        """What the control plane has said: plan, pin, routers, drains."""
+        return self._fold.direction
+
+    def record(self, node: NodeId) -> NodeRecord | None:
+        return self._fold.record(node)
 
     def telemetry(self, node: NodeId) -> TelemetryRecord | None:
         return self._fold.telemetry(node)

@@ -12,7 +12,18 @@ from typing import Annotated, Self
 
 import msgspec
 
-from prfaas.cluster import Incarnation, Namespace, Node, NodeId, NodeKind, NodeLoad, RegionId, Role, WireRange
+from prfaas.cluster import (
+    Egress,
+    Incarnation,
+    Namespace,
+    Node,
+    NodeId,
+    NodeKind,
+    NodeLoad,
+    RegionId,
+    Role,
+    WireRange,
+)
 
 
 class Kind(Enum):
@@ -45,7 +56,11 @@ IncarnationHex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered worker. Its role here is the one that counts."""
+    """A registered worker. Its role here is the one that counts; while it changes it is what the node still takes, and
+    `accepting` is false when that is nothing.
+
+    `epoch` is the highest of the plans that it has seen, `phase` where it stands in carrying one out.
+    """
 
     id: str
     region: str
@@ -59,6 +74,12 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     oldest_wire: int = 1
     newest_wire: int = 1
     max_context_tokens: int
+    eos_token_ids: tuple[int, ...] = ()
+    hardware: str = ""
+    prefill_share: float | None = None
+    epoch: int = 0
+    phase: str = "serving"
+    accepting: bool = True
 
     @classmethod
     def of(cls, node: Node) -> Self:
@@ -75,6 +96,9 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
             oldest_wire=node.wire.oldest,
             newest_wire=node.wire.newest,
             max_context_tokens=node.max_context_tokens,
+            eos_token_ids=node.eos_token_ids,
+            hardware=node.hardware,
+            prefill_share=node.prefill_share,
         )
 
     def to_node(self, load: NodeLoad) -> Node:
@@ -90,8 +114,32 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
             kv_addresses=MappingProxyType(self.kv_addresses),
             wire=WireRange(self.oldest_wire, self.newest_wire),
             max_context_tokens=self.max_context_tokens,
+            eos_token_ids=self.eos_token_ids,
+            hardware=self.hardware,
+            prefill_share=self.prefill_share,
             load=load,
         )
+
+
+class EgressRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node sends to one other region."""
+
+    region: str
+    queued_bytes: int = 0
+    sent_bytes_per_s: float = 0.0
+    backlogged_bytes_per_s: float | None = None
+
+    @classmethod
+    def of(cls, egress: Egress) -> Self:
+        return cls(
+            region=egress.region,
+            queued_bytes=egress.queued_bytes,
+            sent_bytes_per_s=round(egress.sent_bytes_per_s, 1),
+            backlogged_bytes_per_s=egress.backlogged_bytes_per_s and round(egress.backlogged_bytes_per_s, 1),
+        )
+
+    def to_egress(self) -> Egress:
+        return Egress(RegionId(self.region), self.queued_bytes, self.sent_bytes_per_s, self.backlogged_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +162,12 @@ class TelemetryRecord(msgspec.Struct, frozen=True, kw_only=True):
     kv_free_bytes: int = 0
     kv_total_bytes: int = 0
     draining: bool = False
+    decoding: int = 0
+    waiting_decodes: int = 0
+    max_batch: int = 0
+    egress: tuple[EgressRecord, ...] = ()
+    prefill_busy_ratio: float | None = None
+    decode_busy_ratio: float | None = None
     counters: dict[str, int] = {}
 
     @classmethod
@@ -129,6 +183,12 @@ class TelemetryRecord(msgspec.Struct, frozen=True, kw_only=True):
             kv_free_bytes=load.kv_free_bytes,
             kv_total_bytes=load.kv_total_bytes,
             draining=load.draining,
+            decoding=load.decoding,
+            waiting_decodes=load.waiting_decodes,
+            max_batch=load.max_batch,
+            egress=tuple(EgressRecord.of(egress) for egress in load.egress),
+            prefill_busy_ratio=load.prefill_busy_ratio,
+            decode_busy_ratio=load.decode_busy_ratio,
             counters=dict(measured.counters),
         )
 
@@ -140,6 +200,12 @@ class TelemetryRecord(msgspec.Struct, frozen=True, kw_only=True):
             kv_free_bytes=self.kv_free_bytes,
             kv_total_bytes=self.kv_total_bytes,
             draining=self.draining,
+            decoding=self.decoding,
+            waiting_decodes=self.waiting_decodes,
+            max_batch=self.max_batch,
+            egress=tuple(record.to_egress() for record in self.egress),
+            prefill_busy_ratio=self.prefill_busy_ratio,
+            decode_busy_ratio=self.decode_busy_ratio,
         )
 
 

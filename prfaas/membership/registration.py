@@ -85,10 +85,20 @@ class Registration:
         self._stopping = True
         self._woken.set()
 
-    def update_role(self, role: Role) -> None:
-        """Write the role as soon as the store can be reached."""
-        if role is not self._record.role:
-            self._record = msgspec.structs.replace(self._record, role=role)
+    def update(
+        self,
+        role: Role,
+        *,
+        prefill_share: float | None = None,
+        epoch: int = 0,
+        phase: str = "serving",
+        accepting: bool = True,
+    ) -> None:
+        """Write what the node has become, as soon as the store can be reached."""
+        changed = {"role": role, "prefill_share": prefill_share, "epoch": epoch, "phase": phase, "accepting": accepting}
+        record = msgspec.structs.replace(self._record, **changed)
+        if record != self._record:
+            self._record = record
             self._unsettle()
             self._woken.set()
 

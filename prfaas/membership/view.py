@@ -10,13 +10,17 @@ make the fold fail. Time enters as an argument and changes two things only:
 - *Unconfirmed*: a key that a new listing does not have, or that has become unreadable. It is kept for `grace_s`, so
   that a store that comes back empty does not empty the cluster before the nodes have registered again. A deletion is a
   fact and removes at once.
+
+What the control plane says (plan, pin, drains) is folded beside the nodes, in `direction`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
 
 from prfaas.cluster import ClusterView, Node, NodeId, NodeLoad, RegionId
+from prfaas.membership.direction import Direction
 from prfaas.membership.ranking import Classes
 from prfaas.membership.records import (
     Kind,
@@ -38,12 +42,14 @@ class MembershipView:
         self._stale_s, self._grace_s = stale_s, grace_s
         #: Values skipped because they could not be read.
         self.malformed = 0
+        self.direction = Direction(cluster, self._highest_seen)
         self._revision = 0
         self._records: dict[NodeId, NodeRecord] = {}
         self._telemetry: dict[NodeId, TelemetryRecord] = {}
         # Both in the order in which they fall due, because what they wait for is equally long for all.
         self._fresh_since: dict[NodeId, float] = {}
         self._unconfirmed_until: dict[str, float] = {}
+        self._reports: dict[NodeId, float] = {}
         self._nodes: dict[NodeId, Node] = {}
         self._classes = Classes(pd_region)
         self._view: ClusterView | None = None
@@ -72,8 +78,18 @@ class MembershipView:
                 remote_prefill=self._classes.remote_prefill.ids(),
                 local_prefill=self._classes.local_prefill.ids(),
                 decode=self._classes.decode.ids(),
+                plan=self.direction.plan_in_force,
+                highest_epoch=self.direction.highest_epoch(),
             )
         return self._view
+
+    def record(self, node: NodeId) -> NodeRecord | None:
+        return self._records.get(node)
+
+    def take_reports(self) -> Mapping[NodeId, float]:
+        """Nodes that have reported since this was last asked, and when the last report of each came."""
+        reports, self._reports = self._reports, {}
+        return reports
 
     def telemetry(self, node: NodeId) -> TelemetryRecord | None:
         """The last report of the registered incarnation."""
@@ -92,6 +108,7 @@ class MembershipView:
         assert self._fresh_since.keys() <= self._telemetry.keys()
         assert self._nodes.keys() == self._records.keys()
         self._classes.check()
+        self.direction.check()
 
     def _resync(self, entries: Sequence[Entry], now: float) -> None:
         for entry in entries:
@@ -101,6 +118,10 @@ class MembershipView:
             for key in (key_of(self._cluster, kind, node) for node in nodes):
                 if key not in listed:
                     self._unconfirm(key, now)
+        for key in self.direction.known_keys():
+            if key not in listed:
+                self._unconfirm(key, now)
+                self.direction.unlisted(key)
 
     def _put(self, entry: Entry, now: float) -> None:
         match parse_key(self._cluster, entry.key):
@@ -109,7 +130,10 @@ class MembershipView:
             case Kind.TELEMETRY, node:
                 readable = self._put_telemetry(node, entry.value, now)
             case _:
-                return  # plans and whatever newer versions keep beside
+                said = self._put_direction(entry)
+                if said is None:
+                    return  # whatever newer versions keep beside
+                readable = said
         if readable:
             self._unconfirmed_until.pop(entry.key, None)
         else:
@@ -129,9 +153,23 @@ class MembershipView:
         if telemetry is not None and telemetry != self._telemetry.get(node):
             self._telemetry[node] = telemetry
             self._fresh_since.pop(node, None)
-            self._fresh_since[node] = now
+            self._fresh_since[node] = self._reports[node] = now
             self._place(node)
         return telemetry is not None
+
+    def _put_direction(self, entry: Entry) -> bool | None:
+        readable = self.direction.put(entry.key, entry.value)
+        if readable:
+            self._direct(entry.key)
+        return readable
+
+    def _direct(self, key: str) -> None:
+        """The view after the control plane has said something else."""
+        node = self.direction.drained_node(key)
+        if node is not None:
+            self._place(node)
+        elif not self.direction.concerns_one_router(key):
+            self._view = None
 
     def _unconfirm(self, key: str, now: float) -> None:
         """The grace begins with the first doubt; further listings without the key do not prolong it."""
@@ -145,6 +183,9 @@ class MembershipView:
             case Kind.TELEMETRY, node if self._telemetry.pop(node, None):
                 self._fresh_since.pop(node, None)
                 self._place(node)
+            case None:
+                self.direction.drop(key)
+                self._direct(key)
 
     def _let_time_pass(self, now: float) -> None:
         while (first := _first(self._unconfirmed_until)) and first[1] <= now:
@@ -161,8 +202,15 @@ class MembershipView:
             self._nodes.pop(node_id, None)
             self._classes.remove(node_id)
         else:
-            node = self._nodes[node_id] = record.to_node(telemetry.load() if telemetry else NodeLoad())
+            load = telemetry.load() if telemetry else NodeLoad()
+            drain = self.direction.drains.get(node_id)
+            if not record.accepting or (drain is not None and drain.incarnation == record.incarnation):
+                load = replace(load, draining=True)
+            node = self._nodes[node_id] = record.to_node(load)
             self._classes.place(node, load_known=telemetry is not None and node_id in self._fresh_since)
+
+    def _highest_seen(self) -> int:
+        return max((record.epoch for record in self._records.values()), default=0)
 
 
 def _first(due: Mapping[K, float]) -> tuple[K, float] | None:

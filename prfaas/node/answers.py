@@ -8,6 +8,9 @@ from prfaas.errors import PeerUnavailable
 
 T = TypeVar("T")
 
+#: How often a silent child is looked at, within the time that its silence may last.
+LOOKS = 4
+
 
 async def answered(child: str, seconds: float, answer: Awaitable[T]) -> T:
     """The child's answer. A child that does not give it in time is stuck: PeerUnavailable."""
@@ -16,3 +19,30 @@ async def answered(child: str, seconds: float, answer: Awaitable[T]) -> T:
             return await answer
     except TimeoutError:
         raise PeerUnavailable(child, f"no answer within {seconds:g} s") from None
+
+
+class Pulse:
+    """Whether a child goes on speaking: one that is frozen keeps its process and its socket, but says nothing."""
+
+    def __init__(self, child: str) -> None:
+        self._child = child
+        self._begun = asyncio.Event()
+        self._heard = False
+
+    def beat(self) -> None:
+        """The child has said something."""
+        self._begun.set()
+        self._heard = True
+
+    async def watch(self, silence_s: float) -> None:
+        """Raise PeerUnavailable once the child, after its first word, has been silent for `silence_s`.
+
+        Looks are counted, not time: when it was this process that stood still, that is one look at most.
+        """
+        await self._begun.wait()
+        silent_looks = 0
+        while silent_looks < LOOKS:
+            self._heard = False
+            await asyncio.sleep(silence_s / LOOKS)
+            silent_looks = 0 if self._heard else silent_looks + 1
+        raise PeerUnavailable(self._child, f"not a word for {silence_s:g} s")

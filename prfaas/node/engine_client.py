@@ -8,7 +8,7 @@ from prfaas.engine import messages
 from prfaas.engine.port import EngineInfo
 from prfaas.errors import EngineFailed, PeerUnavailable
 from prfaas.ipc import AsyncChannel
-from prfaas.node.answers import answered
+from prfaas.node.answers import Pulse, answered
 from prfaas.request import AttemptId, Sampling
 
 _IDLE = messages.Load(
@@ -35,6 +35,15 @@ class EngineClient:
         self._cancels: dict[str, asyncio.Future[None]] = {}
         self._info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self.load = _IDLE
+        #: The engine speaks about four times a second, but not while it is in one operator.
+        self.pulse = Pulse(f"engine of {node}")
+        #: 0 until they were set.
+        self.max_batch, self.prefill_share = 0, 0.0
+
+    def set_share(self, prefill_share: float, max_batch: int) -> None:
+        """How the engine divides its time, and how many sequences it advances together."""
+        self.max_batch, self.prefill_share = max_batch, prefill_share
+        self._channel.send(messages.SetShare(prefill_share=prefill_share, max_batch=max_batch))
 
     async def info(self) -> EngineInfo:
         """What the engine is, once it has loaded its model."""
@@ -43,6 +52,7 @@ class EngineClient:
     async def run(self) -> None:
         """Deliver events until the engine is gone; then raise PeerUnavailable."""
         while (event := await self._channel.receive()) is not None:
+            self.pulse.beat()
             match event:
                 case messages.Ready():
                     self._info.set_result(event.info)

@@ -45,10 +45,13 @@ class Decoding:
 
 
 class DecodeBatch:
-    """At most `max_batch` sequences are active; the others wait, first come, first served."""
+    """At most `max_batch` sequences are active; the others wait, first come, first served. Where it is lowered, those
+    that are active stay so."""
 
     def __init__(self, bench: Workbench, max_batch: int) -> None:
         self._bench, self._max_batch = bench, max_batch
+        #: More than `max_batch` only while sequences end that were active before it was lowered.
+        self._room = max_batch
         self._waiting: dict[str, Decoding] = {}
         self._active: dict[str, Decoding] = {}
         self.forwarded_tokens = 0
@@ -67,6 +70,16 @@ class DecodeBatch:
     @property
     def active(self) -> int:
         return len(self._active)
+
+    @property
+    def ready(self) -> bool:
+        """Some sequence can be advanced."""
+        return any(not each.missing_tokens for each in self._active.values())
+
+    @property
+    def recomputing(self) -> bool:
+        """Some active sequence lacks part of its prompt."""
+        return any(each.missing_tokens for each in self._active.values())
 
     @property
     def missing_tokens(self) -> int:
@@ -94,9 +107,14 @@ class DecodeBatch:
             ),
         )
 
+    def limit(self, max_batch: int) -> None:
+        self._max_batch = max_batch
+        self._room = max(max_batch, len(self._active))
+
     def forget(self, attempt: str) -> None:
         self._waiting.pop(attempt, None)
         self._active.pop(attempt, None)
+        self._room = max(self._max_batch, len(self._active))
 
     def start(self) -> None:
         """Restore waiting sequences while there is room for them."""
@@ -136,7 +154,7 @@ class DecodeBatch:
         return True
 
     def check(self) -> None:
-        assert len(self._active) <= self._max_batch
+        assert len(self._active) <= self._room
         for each in self._waiting.values():
             assert each.cache is None or each.cache.tokens == each.command.tokens
         for each in self._active.values():

@@ -1,5 +1,5 @@
-"""The order of work inside an engine process: one decode step for every sequence, then one chunk of prefill, and again,
-so that a long prompt delays a running stream by no more than a chunk.
+"""The order of work inside an engine process: one decode step for every sequence, one chunk of prefill, and again, each
+as often as its share of the time allows. A long prompt delays a step by no more than a chunk.
 
 An attempt is in exactly one place: queued prefill, kept, waiting decode, or active. What ended, failed or was cancelled
 is in none, and its span is not touched again: commands are handled between turns. Whatever the engine raises fails the
@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable
 from typing import assert_never
 
-from prfaas.engine.messages import Cancel, Cancelled, Command, Decode, Event, Failed, Load, Prefill
+from prfaas.engine.messages import Cancel, Cancelled, Command, Decode, Event, Failed, Load, Prefill, SetShare
 from prfaas.engine.port import Engine
 from prfaas.node.engine_decode import DecodeBatch
 from prfaas.node.engine_prefill import PrefillQueue
 from prfaas.node.engine_refusal import refusal
+from prfaas.node.engine_share import TimeShare
 from prfaas.node.engine_workbench import Workbench
 
 #: Sequences in one decode step. Admission on the node keeps below it, and far below the bound on attempts of each kind.
@@ -36,6 +37,7 @@ class EngineLoop:
     ) -> None:
         self._bench = Workbench(engine, pool, emit, now)
         self._prefills, self._decodes = PrefillQueue(self._bench), DecodeBatch(self._bench, max_batch)
+        self._share = TimeShare()
 
     def handle(self, command: Command, arrived_s: float | None = None) -> None:
         """Take a command. `arrived_s` is when it came, by the loop's clock; it may have waited for a turn."""
@@ -46,16 +48,24 @@ class EngineLoop:
                 self._bench.emit(Cancelled(command.attempt))
             case Prefill() | Decode():
                 self._accept(command, arrived_s)
+            case SetShare():
+                self._share.set(command.prefill_share)
+                self._decodes.limit(command.max_batch)
             case _:
                 assert_never(command)
 
     def turn(self) -> bool:
-        """One decode step and one chunk. True when there is more to do."""
+        """At most one decode step and one chunk. True when there is more to do."""
         self._decodes.start()
-        self._decodes.step()
-        # A sequence that lacks part of its prompt holds a place in the batch already, so it goes first.
-        if not self._decodes.recompute():
-            self._prefills.chunk()
+        if not (self._decodes.ready and (len(self._prefills) or self._decodes.recomputing)):
+            self._share.alone()
+            self._decodes.step()
+            self._chunk()
+        else:
+            if not self._share.prefill_due:
+                self._share.decoded(self._timed(self._decodes.step))
+            if self._share.prefill_due:
+                self._share.prefilled(self._timed(self._chunk))
         return bool(len(self._prefills) or len(self._decodes))
 
     def load(self) -> Load:
@@ -105,6 +115,16 @@ class EngineLoop:
             case Decode(span=None) if command.tokens != (kept.tokens if kept is not None else 0):
                 return f"no sequence of {command.tokens} tokens was kept"
         return refusal(command, self._bench.engine.info, len(self._bench.pool))
+
+    def _chunk(self) -> None:
+        # A sequence that lacks part of its prompt holds a place in the batch already, so it goes first.
+        if not self._decodes.recompute():
+            self._prefills.chunk()
+
+    def _timed(self, work: Callable[[], None]) -> float:
+        before = self._prefills.busy_s + self._decodes.busy_s
+        work()
+        return self._prefills.busy_s + self._decodes.busy_s - before
 
     def _forget(self, attempt: str) -> None:
         self._prefills.forget(attempt)

@@ -3,6 +3,7 @@
 import asyncio
 
 from prfaas.cluster import Role
+from prfaas.flows.convert_role import Phase, Standing
 from prfaas.node.engine_client import EngineClient
 from prfaas.node.pump_client import PumpClient
 from prfaas.node.worker import Worker
@@ -15,10 +16,20 @@ class WorkerPages:
     """The gauges are read off when they are asked for; the counters follow those of engine and pump."""
 
     def __init__(self, worker: Worker, engine: EngineClient, pump: PumpClient) -> None:
-        self._worker, self._engine, self.pump = worker, engine, pump
+        self._worker, self.engine, self.pump = worker, engine, pump
         self._metrics = Metrics(names.WORKER)
         self.role = Role.MIXED
         self.ready = False
+        self._epoch = 0
+        self._phase = Phase.SERVING
+
+    def stand(self, standing: Standing) -> None:
+        self.role, self._epoch, self._phase = standing.assignment.role, standing.assignment.epoch, standing.phase
+        if standing.phase is Phase.CONVERTING:
+            self._metrics.add(names.ROLE_CHANGES)
+
+    def refused_plan(self) -> None:
+        self._metrics.add(names.REFUSED_PLANS)
 
     async def serve(self, host: str, port: int) -> asyncio.Server:
         return await serve_text(host, port, {"/metrics": self._scrape, "/live": _live, "/ready": self._ready})
@@ -28,7 +39,7 @@ class WorkerPages:
         return (200, TEXT, b"ready\n") if usable else (503, TEXT, b"not ready\n")
 
     def _scrape(self) -> tuple[int, str, bytes]:
-        metrics, engine, pump, admission = self._metrics, self._engine.load, self.pump.load, self._worker.admission
+        metrics, engine, pump, admission = self._metrics, self.engine.load, self.pump.load, self._worker.admission
         metrics.follow(names.ENGINE_PREFILL_TOKENS, engine.prefill_tokens_total)
         metrics.follow(names.DECODE_FORWARDED_TOKENS, engine.decode_forwarded_tokens_total)
         metrics.set(names.ACTIVE_SEQUENCES, engine.active_sequences)
@@ -44,6 +55,8 @@ class WorkerPages:
         metrics.follow(names.ADMISSION_REFUSED, admission.refused)
         metrics.set(names.SESSIONS, self._worker.sessions)
         metrics.choose(names.WORKER_ROLE, self.role.value)
+        metrics.choose(names.WORKER_PHASE, self._phase.value)
+        metrics.set(names.PLAN_EPOCH, self._epoch)
         return 200, CONTENT_TYPE, metrics.exposition()
 
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
 
-from prfaas.errors import Overloaded, PeerUnavailable, TransferFailed
+from prfaas.errors import KV_ROOM, ConfigError, Overloaded, PeerUnavailable, TransferFailed
 from prfaas.ipc import AsyncChannel
-from prfaas.node.answers import answered
+from prfaas.node.answers import Pulse, answered
 from prfaas.request import AttemptId
 from prfaas.transfer.pump import messages
 
@@ -25,6 +25,8 @@ _EMPTY = messages.Load(
 
 #: The pump answers reservations at once and releases within its no-progress time.
 ANSWER_DEADLINE_S = 30.0
+#: It reports its load about four times a second, whatever its lanes do.
+SILENCE_S = 10.0
 
 
 class PumpClient:
@@ -38,15 +40,17 @@ class PumpClient:
         self._probed: dict[str, asyncio.Future[int | None]] = {}
         self._port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.load = _EMPTY
+        self.pulse = Pulse(f"pump of {node}")
 
     async def start(self, command: messages.Start) -> int:
-        """Start the pump; the port that it listens on."""
+        """Start the pump; the port that it listens on. Raises ConfigError when it cannot."""
         self._channel.send(command)
         return await self._answered(asyncio.shield(self._port))
 
     async def run(self) -> None:
         """Deliver events until the pump is gone; then raise PeerUnavailable."""
         while (event := await self._channel.receive()) is not None:
+            self.pulse.beat()
             self._deliver(event)
         raise PeerUnavailable(f"pump of {self._node}", "its process ended")
 
@@ -54,12 +58,14 @@ class PumpClient:
         match event:
             case messages.Listening():
                 self._port.set_result(event.port)
+            case messages.CannotListen(detail=detail):
+                self._port.set_exception(ConfigError("kv.port", detail))
             case messages.Load():
                 self.load = event
             case messages.Reserved():
                 _resolve(self._reserved.pop(event.attempt, None), event)
             case messages.Refused():
-                refusal = Overloaded(f"kv pool ({event.needed_bytes} bytes wanted, {event.free_bytes} free)")
+                refusal = Overloaded(KV_ROOM)
                 _reject(self._reserved.pop(event.attempt, None), refusal)
             case messages.Sent() | messages.Received():
                 _resolve(self._moved.get(event.attempt), event)

@@ -6,9 +6,10 @@ stops serving. Whatever part of it ends unasked ends all of it.
 
 import asyncio
 import secrets
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -16,29 +17,43 @@ from prfaas.cluster import Incarnation, Node, NodeId, NodeKind, RegionId, Role
 from prfaas.config import Config
 from prfaas.engine.port import EngineInfo
 from prfaas.errors import ConfigError
-from prfaas.membership.records import Measured
+from prfaas.flows.convert_role import Assignment
+from prfaas.membership.follow_plan import PlanFollower
 from prfaas.membership.registration import Registration
 from prfaas.node.admission import Admission, Limits
 from prfaas.node.children import children
 from prfaas.node.engine_client import EngineClient
 from prfaas.node.link_server import Runtime, serve_worker
 from prfaas.node.pages import WorkerPages
-from prfaas.node.pump_client import PumpClient
+from prfaas.node.pump_client import SILENCE_S, PumpClient
+from prfaas.node.role import RoleSeat
 from prfaas.node.self_check import check_addresses
+from prfaas.node.telemetry import Telemetry
 from prfaas.node.tenure import Place
 from prfaas.node.worker import Worker
 from prfaas.process import StopSignals
+from prfaas.profiles import load_profile
 from prfaas.stores import open_store
 from prfaas.transfer.frames import WIRE
 from prfaas.transfer.pump.messages import Start
 
 STOP_GRACE_S = 1.0
 
+#: Carries out plans on a worker; started beside the serving, and ended with it.
+RoleStory = Callable[[RoleSeat, PlanFollower], Coroutine[Any, Any, None]]
+
 log = structlog.get_logger()
 
 
-async def run_worker(config: Config, kind: NodeKind, limits: Limits, runtime: Callable[[Worker], Runtime]) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. `runtime` may put a policy of its service before the worker.
+async def run_worker(
+    config: Config,
+    kind: NodeKind,
+    limits: Limits,
+    runtime: Callable[[Worker], Runtime],
+    role_story: RoleStory | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. `runtime` may put a policy of its service before the worker;
+    `role_story` carries out the cluster's plans on a worker that can take another role.
 
     Raises PeerUnavailable when engine or pump dies, ConfigError when a setting cannot work.
     """
@@ -56,12 +71,14 @@ async def run_worker(config: Config, kind: NodeKind, limits: Limits, runtime: Ca
                     group.create_task(pump.run(), name="pump events"),
                     group.create_task(engine_child.watch(), name="engine process"),
                     group.create_task(pump_child.watch(), name="pump process"),
+                    group.create_task(engine.pulse.watch(own.engine_silence_s), name="engine pulse"),
+                    group.create_task(pump.pulse.watch(SILENCE_S), name="pump pulse"),
                 ]
                 info = await engine.info()
                 place = await _start_pump(config, info, pump)
                 worker = Worker(place, info, engine, pump, Admission(limits), group.create_task)
                 pages = WorkerPages(worker, engine, pump)
-                await _serve(config, kind, worker, runtime(worker), pages, stop, group)
+                await _serve(config, kind, worker, runtime(worker), pages, stop, group, role_story)
                 for task in crew:
                     task.cancel()
     except asyncio.CancelledError:
@@ -96,24 +113,43 @@ async def _serve(
     pages: WorkerPages,
     stop: StopSignals,
     group: asyncio.TaskGroup,
+    role_story: RoleStory | None,
 ) -> None:
     own = config.worker
     async with AsyncExitStack() as stack:
-        server = await serve_worker(runtime, own.rpc_host, own.rpc_port)
+        with _listening("worker.rpc_port"):
+            server = await serve_worker(runtime, own.rpc_host, own.rpc_port)
         stack.push_async_callback(server.stop, STOP_GRACE_S)
-        await stack.enter_async_context(await pages.serve(own.metrics_host, own.metrics_port))
+        with _listening("worker.metrics_port"):
+            pages_server = await pages.serve(own.metrics_host, own.metrics_port)
+        await stack.enter_async_context(pages_server)
         node = _node(config, kind, worker, server.port)
         await check_addresses(node, pages.pump)
         await server.set_serving(True)
         pages.role, pages.ready = node.role, True
         store = open_store(config.store)
         stack.push_async_callback(store.close)
+        telemetry = Telemetry(worker, pages.engine, pages.pump, asyncio.get_running_loop().time)
         registration = Registration(
-            store, config.cluster.name, node, lambda: Measured(worker.load()), lease_ttl_s=config.store.lease_ttl_s
+            store, config.cluster.name, node, telemetry.measure, lease_ttl_s=config.store.lease_ttl_s
         )
         # A worker whose id was taken over by a newer process ends: its registration fails, and with it the group.
         registering = group.create_task(registration.run(), name="registration")
         stack.push_async_callback(_end, registering)
+        plans = PlanFollower(store, config.cluster.name, node.id, node.incarnation, worker.hold)
+        stack.push_async_callback(_end, group.create_task(plans.run(), name="plan"))
+        if role_story is not None:
+            seat = RoleSeat(
+                worker,
+                pages.engine,
+                registration,
+                pages,
+                _start(config, kind),
+                max_batch=_batches(config, worker.info.model),
+                max_prefills=own.max_sequences,
+                max_fallback_prefills=own.max_fallback_prefills,
+            )
+            stack.push_async_callback(_end, group.create_task(role_story(seat, plans), name="role"))
         stop.ready()
         log.info(
             "worker is serving", node=node.id, rpc=node.rpc_address, kv=dict(node.kv_addresses), role=node.role.value
@@ -123,13 +159,37 @@ async def _serve(
         await worker.drain(own.drain_timeout_s)
 
 
+def _start(config: Config, kind: NodeKind) -> Assignment:
+    """What the node is before it has read a plan."""
+    role = Role.PREFILL if kind is NodeKind.PREFILL_WORKER else Role(config.worker.role)
+    match role:
+        case Role.PREFILL:
+            return Assignment(1.0)
+        case Role.DECODE:
+            return Assignment(0.0)
+        case Role.MIXED:
+            return Assignment(config.worker.prefill_share)
+
+
+def _batches(config: Config, model: str) -> Callable[[float], int]:
+    """How many sequences a node decodes together that gives a share of its time to prefill: as many as the time per
+    token allows in the rest, where that is known."""
+    own = config.worker
+    decode = load_profile(own.hardware, own.profile, model).decode if own.profile else None
+    slo_s = own.itl_slo_s
+    if decode is None or slo_s is None:
+        return lambda _share: own.max_batch
+    return lambda share: max(1, min(own.max_batch, decode.batch_within(slo_s * (1 - share))))
+
+
 def _node(config: Config, kind: NodeKind, worker: Worker, rpc_port: int) -> Node:
     own, place, info = config.worker, worker.place, worker.info
+    start = _start(config, kind)
     return Node(
         id=place.node,
         region=place.region,
         kind=kind,
-        role=Role.PREFILL if kind is NodeKind.PREFILL_WORKER else Role(own.role),
+        role=start.role,
         incarnation=place.incarnation,
         namespace=info.namespace,
         model=info.model,
@@ -138,7 +198,18 @@ def _node(config: Config, kind: NodeKind, worker: Worker, rpc_port: int) -> Node
         wire=WIRE,
         max_context_tokens=info.max_context_tokens,
         eos_token_ids=info.eos_token_ids,
+        hardware=own.hardware,
+        prefill_share=start.share if start.role is Role.MIXED else None,
     )
+
+
+@contextmanager
+def _listening(setting: str) -> Iterator[None]:
+    """An address that cannot be had is a setting that cannot work."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(setting, error.strerror or str(error)) from error
 
 
 async def _end(task: asyncio.Task[None]) -> None:

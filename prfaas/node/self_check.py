@@ -27,7 +27,7 @@ Ask = Callable[[], Awaitable[Incarnation | None]]
 log = structlog.get_logger()
 
 
-async def check_addresses(node: Node, pump: PumpClient) -> None:
+async def check_addresses(node: Node, pump: PumpClient, patience_s: float = PATIENCE_S) -> None:
     """Returns when all addresses lead here. Raises ConfigError naming the one that does not."""
     checks: dict[str, tuple[str, Ask]] = {
         "worker.rpc_advertise": (node.rpc_address, lambda: _who_answers(node.rpc_address))
@@ -37,13 +37,13 @@ async def check_addresses(node: Node, pump: PumpClient) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             for setting, (address, ask) in checks.items():
-                group.create_task(_until_here(setting, address, ask, node.incarnation), name=setting)
+                group.create_task(_until_here(setting, address, ask, node.incarnation, patience_s), name=setting)
     except* ConfigError as failed:
         raise failed.exceptions[0] from None
 
 
-async def _until_here(setting: str, address: str, ask: Ask, ours: Incarnation) -> None:
-    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+async def _until_here(setting: str, address: str, ask: Ask, ours: Incarnation, patience_s: float) -> None:
+    deadline = asyncio.get_running_loop().time() + patience_s
     while (found := await ask()) != ours:
         if found is not None:
             raise ConfigError(setting, f"{address} leads to another worker")

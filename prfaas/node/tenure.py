@@ -41,7 +41,7 @@ class WorkerSession:
 
 @dataclass(slots=True, eq=False)
 class Tenure:
-    """What one attempt holds on this worker."""
+    """What one attempt holds on this worker. `prefilling`: from the command to the end of its prefill here."""
 
     attempt: AttemptId
     session: WorkerSession
@@ -50,6 +50,7 @@ class Tenure:
     span: pump_messages.Reserved | None = None
     in_engine: bool = False
     in_pump: bool = False
+    prefilling: bool = False
     task: asyncio.Task[None] | None = None
     deadline: asyncio.TimerHandle | None = None
 

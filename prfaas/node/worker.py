@@ -11,13 +11,13 @@ from typing import Any, TypeVar, assert_never
 
 import structlog
 
-from prfaas.cluster import NodeLoad, address_for
+from prfaas.cluster import NodeLoad, Role, address_for
 from prfaas.engine import messages as engine_messages
 from prfaas.engine.port import EngineInfo
 from prfaas.errors import DeadlineExceeded, InvalidRequest, NamespaceMismatch, Overloaded, PrfaasError
 from prfaas.kvcache.layout import chunk_ends
 from prfaas.node.admission import Admission
-from prfaas.node.engine_client import EngineClient
+from prfaas.node.engine_client import CANCEL_DEADLINE_S, EngineClient
 from prfaas.node.pump_client import PumpClient
 from prfaas.node.tenure import Place, Tenure, WorkerSession
 from prfaas.request import TOKEN_BYTES, AttemptId, FinishReason
@@ -42,8 +42,9 @@ from prfaas.transfer.pump import messages as pump_messages
 A = TypeVar("A")
 B = TypeVar("B")
 
-#: The pump takes an abandoned span back by itself this long after the node should have released it.
-PUMP_TTL_SLACK_S = 10.0
+#: The pump takes an abandoned span back by itself this long after the node should have released it. An engine that is
+#: stuck may write to the span until the node has given it up, and that is when it does not confirm a cancellation.
+PUMP_TTL_SLACK_S = CANCEL_DEADLINE_S + 30.0
 #: How long giving back may take when a drain cuts attempts off.
 CLOSE_S = 10.0
 
@@ -67,7 +68,10 @@ class Worker:
         self._gave_back = asyncio.Event()
         self._log = structlog.get_logger().bind(node=place.node)
         self.sessions = 0
-        self.draining = False
+        #: `draining`: it is about to stop. `held`: an operator wants it to take nothing new. `accepts`: of which role
+        #: it takes new work; None for none.
+        self.draining = self.held = False
+        self.accepts: Role | None = Role.MIXED
 
     # -- what the servicer calls
 
@@ -92,8 +96,31 @@ class Worker:
             committed_tokens=self.admission.committed_tokens,
             kv_free_bytes=self._pump.load.free_bytes,
             kv_total_bytes=self._pump.load.total_bytes,
-            draining=self.draining,
+            draining=self.draining or self.held,
+            decoding=self._engine.load.active_sequences,
+            waiting_decodes=self._engine.load.queued_sequences,
+            max_batch=self._engine.max_batch,
         )
+
+    def hold(self, held: bool) -> None:
+        """Take nothing new, or take work again."""
+        if held is not self.held:
+            self._log.info("held" if held else "no longer held")
+        self.held = held
+
+    def holding(self, *, prefill: bool, decode: bool) -> frozenset[AttemptId]:
+        """Attempts that are being prefilled here, or that have a place to decode here."""
+        return frozenset(
+            attempt
+            for attempt, tenure in self._tenures.items()
+            if (decode and tenure.sampling is not None) or (prefill and tenure.prefilling)
+        )
+
+    async def ended(self, attempts: frozenset[AttemptId], *, prefill: bool, decode: bool) -> None:
+        """Until none of these holds such a thing any more."""
+        while attempts & (self.holding(prefill=prefill, decode=decode) | self._closing.keys()):
+            self._gave_back.clear()
+            await self._gave_back.wait()
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new and wait until what is here has finished; cut it off when `timeout_s` is over."""
@@ -121,6 +148,7 @@ class Worker:
         try:
             match command:
                 case Reserve():
+                    self._check_role(Role.DECODE)
                     opened = self._open(session, attempt, command.prompt)
                     opened.sampling = command.sampling
                     self._expect(opened, command.deadline_s)
@@ -143,13 +171,21 @@ class Worker:
         if destination is None:
             here = _known(self._tenures.get(attempt))
             self._start(here, self._prefill_here(here))
+            here.prefilling = True
         else:
+            self._check_role(Role.PREFILL)
             opened = self._open(session, attempt, command.prompt)
+            opened.prefilling = True
             self._expect(opened, command.deadline_s)
             self._start(opened, self._prefill_toward(opened, destination))
 
+    def _check_role(self, needed: Role) -> None:
+        """A router whose view is older than a change of role finds another node."""
+        if self.accepts not in (needed, Role.MIXED):
+            raise Overloaded(f"role: this node takes no new {needed.value}")
+
     def _open(self, session: WorkerSession, attempt: AttemptId, prompt: bytes) -> Tenure:
-        if self.draining:
+        if self.draining or self.held:
             raise Overloaded("draining")
         if attempt in self._tenures or attempt in self._closing:
             raise InvalidRequest(f"attempt {attempt} is in use", param="attempt")
@@ -208,6 +244,8 @@ class Worker:
         stop = tenure.prompt_tokens - 1
         done = await self._engine.prefill(tenure.attempt, tenure.prompt, stop, None, _ignore_parts)
         self.admission.end_prefill(tenure.attempt)
+        tenure.prefilling = False
+        self._gave_back.set()
         tenure.session.emit(tenure.attempt, _report(done, exposed_s=0.0, kv_bytes=0))
 
     async def _prefill_toward(self, tenure: Tenure, destination: Destination) -> None:
@@ -224,6 +262,7 @@ class Worker:
                 peer_incarnation=destination.incarnation,
                 generation=destination.generation,
                 chunk_ends=chunk_ends(stop, self.info.chunk_tokens),
+                region=destination.region,
             )
         )
         tenure.in_engine = True

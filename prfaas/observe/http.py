@@ -1,5 +1,7 @@
 """A small HTTP listener for `/metrics`, `/live` and `/ready` of processes that serve no other HTTP.
 
+A command is a POST to a path with its arguments in the query.
+
 Every answer is made on the spot by a function that must not wait, and the connection is closed after it. Heads,
 connections and reading time are bounded, since scrapers and probes are not the only ones who may connect.
 """
@@ -7,9 +9,12 @@ connections and reading time are bounded, since scrapers and probes are not the 
 import asyncio
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 
 #: Answers with status, content type and body.
 TextRoute = Callable[[], tuple[int, str, bytes]]
+#: The same for a command, which is given its query string.
+TextCommand = Callable[[str], tuple[int, str, bytes]]
 
 MAX_HEAD_BYTES = 8 << 10
 MAX_CONNECTIONS = 64
@@ -18,8 +23,14 @@ EXCHANGE_S = 5.0
 TEXT = "text/plain; charset=utf-8"
 
 
-async def serve_text(host: str, port: int, routes: Mapping[str, TextRoute]) -> asyncio.Server:
-    """Listen and answer GET and HEAD of exactly these paths until the returned server is closed."""
+NO_COMMANDS: Mapping[str, TextCommand] = MappingProxyType({})
+
+
+async def serve_text(
+    host: str, port: int, routes: Mapping[str, TextRoute], commands: Mapping[str, TextCommand] = NO_COMMANDS
+) -> asyncio.Server:
+    """Listen and answer GET and HEAD of exactly these paths, and POST of the commands, until the returned server is
+    closed."""
     connections = 0
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -29,7 +40,7 @@ async def serve_text(host: str, port: int, routes: Mapping[str, TextRoute]) -> a
             if connections <= MAX_CONNECTIONS:
                 async with asyncio.timeout(EXCHANGE_S):
                     head = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(_answer(head, routes))
+                    writer.write(_answer(head, routes, commands))
                     await writer.drain()
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, ConnectionError):
             pass  # a visitor that does not speak in time, in bounds or to the end gets no answer
@@ -40,10 +51,13 @@ async def serve_text(host: str, port: int, routes: Mapping[str, TextRoute]) -> a
     return await asyncio.start_server(accept, host, port, limit=MAX_HEAD_BYTES)
 
 
-def _answer(head: bytes, routes: Mapping[str, TextRoute]) -> bytes:
+def _answer(head: bytes, routes: Mapping[str, TextRoute], commands: Mapping[str, TextCommand]) -> bytes:
     method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
-    route = routes.get(rest.partition(" ")[0].partition("?")[0])
-    if method not in ("GET", "HEAD"):
+    path, _, query = rest.partition(" ")[0].partition("?")
+    route, command = routes.get(path), commands.get(path)
+    if method == "POST" and command is not None:
+        status, kind, body = command(query)
+    elif method not in ("GET", "HEAD"):
         status, kind, body = 405, TEXT, b"only GET and HEAD\n"
     elif route is None:
         status, kind, body = 404, TEXT, b"not here\n"

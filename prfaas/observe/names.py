@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from prfaas.cluster import NodeKind, Role
+from prfaas.flows.convert_role import Phase
 from prfaas.flows.story import Ending
-from prfaas.request import Path, Reason
+from prfaas.request import Mode, Path, Reason
 
 #: What a label's value becomes when it is not one of a closed label's, or one too many of an open label's.
 OTHER = "other"
@@ -80,6 +81,9 @@ REASON = Label("reason", _values(Reason))
 ENDING = Label("ending", tuple(value for value in _values(Ending) if value != Ending.RUNNING.value))
 KIND = Label("kind", _values(NodeKind))
 ROLE = Label("role", _values(Role))
+MODE = Label("mode", _values(Mode))
+PEER_REGION = Label("peer_region")
+PHASE = Label("phase", _values(Phase))
 DIRECTION = Label("direction", ("forward", "backward"))
 
 _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
@@ -113,6 +117,14 @@ LIVE_NODES = Gauge("prfaas_router_live_nodes", "Workers in the view.", (KIND,))
 THRESHOLD = Gauge(
     "prfaas_router_threshold_tokens", "Prompts with more uncached tokens than this are prefilled remotely."
 )
+MODE_NOW = Gauge("prfaas_router_mode", "1 for the mode of routing in force, 0 for the others.", (MODE,))
+LEADS = Gauge("prfaas_router_leads", "1 on the router that runs the slow loop.")
+ROUTER_PLAN_EPOCH = Gauge("prfaas_router_plan_epoch", "Epoch of the plan in force; 0 without one.")
+LINK_CAPACITY = Gauge(
+    "prfaas_router_link_capacity_bytes_per_second", "What the link from a region is taken to carry.", (PEER_REGION,)
+)
+LINK_GOODPUT = Gauge("prfaas_router_link_goodput_bytes_per_second", "KV coming from a region.", (PEER_REGION,))
+LINK_QUEUE = Gauge("prfaas_router_link_queued_bytes", "KV that waits to leave a region.", (PEER_REGION,))
 
 ENGINE_PREFILL_TOKENS = Counter("prfaas_worker_engine_prefill_tokens_total", "Prompt tokens that the engine prefilled.")
 DECODE_FORWARDED_TOKENS = Counter(
@@ -133,6 +145,11 @@ RESERVATIONS = Gauge("prfaas_worker_reservations", "Attempts that hold a place i
 ADMISSION_REFUSED = Counter("prfaas_worker_admission_refused_total", "Attempts refused for want of room.")
 SESSIONS = Gauge("prfaas_worker_sessions", "Token links open to routers.")
 WORKER_ROLE = Gauge("prfaas_worker_role", "1 for the role the worker has now, 0 for the others.", (ROLE,))
+
+WORKER_PHASE = Gauge("prfaas_worker_phase", "1 for the phase of carrying out a plan, 0 for the others.", (PHASE,))
+PLAN_EPOCH = Gauge("prfaas_worker_plan_epoch", "Epoch of the latest plan that the worker has read.")
+ROLE_CHANGES = Counter("prfaas_worker_role_changes_total", "Times that the worker changed its role or its share.")
+REFUSED_PLANS = Counter("prfaas_worker_refused_plans_total", "Plans refused because a later one was known.")
 
 RELAY_BYTES = Counter(
     "prfaas_relay_bytes_total",
@@ -156,6 +173,12 @@ ROUTER: tuple[Metric, ...] = (
     VIEW_AGE,
     LIVE_NODES,
     THRESHOLD,
+    MODE_NOW,
+    LEADS,
+    ROUTER_PLAN_EPOCH,
+    LINK_CAPACITY,
+    LINK_GOODPUT,
+    LINK_QUEUE,
 )
 WORKER: tuple[Metric, ...] = (
     ENGINE_PREFILL_TOKENS,
@@ -173,6 +196,10 @@ WORKER: tuple[Metric, ...] = (
     ADMISSION_REFUSED,
     SESSIONS,
     WORKER_ROLE,
+    WORKER_PHASE,
+    PLAN_EPOCH,
+    ROLE_CHANGES,
+    REFUSED_PLANS,
 )
 RELAY: tuple[Metric, ...] = (RELAY_BYTES,)
 

@@ -24,14 +24,19 @@ class Reserve:
     deadline_s: float
 
 
+NO_REGION = RegionId("")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Where the KV of a prefill goes: one reservation on one life of a node."""
+    """Where the KV of a prefill goes: one reservation on one life of a node. A router of an older version does not say
+    the region."""
 
     node: NodeId
     incarnation: Incarnation
     kv_address: str
     generation: int
+    region: RegionId = NO_REGION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,11 @@ MAX_MS = (1 << 32) - 1
 
 
 def milliseconds(seconds: float) -> int:
-    """What remains of a wait as it crosses the wire: never rounded down to nothing, never beyond uint32 (49 days)."""
-    return MAX_MS if seconds >= MAX_MS / 1000 else max(0, ceil(seconds * 1000))
+    """What remains of a wait as it crosses the wire: never rounded down to nothing, never beyond uint32 (49 days).
+
+    Whole milliseconds stay what they are: 2.023 s times 1000 is a little more than 2023 in floating point.
+    """
+    return MAX_MS if seconds >= MAX_MS / 1000 else max(0, ceil(round(seconds * 1000, 6)))
 
 
 def pack_failure(error: PrfaasError) -> pb.Failed:

@@ -204,7 +204,11 @@ def _pack_prefill(command: Prefill) -> pb.Prefill:
     )
     if (to := command.destination) is not None:
         destination = pb.Destination(
-            node=to.node, incarnation=to.incarnation, kv_address=to.kv_address, generation=to.generation
+            node=to.node,
+            incarnation=to.incarnation,
+            kv_address=to.kv_address,
+            generation=to.generation,
+            region=to.region,
         )
         message.destination.CopyFrom(destination)
     return message
@@ -218,6 +222,7 @@ def _unpack_prefill(message: pb.Prefill) -> Prefill:
             incarnation=Incarnation(message.destination.incarnation),
             kv_address=message.destination.kv_address,
             generation=message.destination.generation,
+            region=RegionId(message.destination.region),
         )
     return Prefill(
         request_id=RequestId(message.request),

@@ -1,4 +1,5 @@
-"""The router process: store -> view -> flow -> OpenAI endpoint, and its end in the reverse order."""
+"""The router process: store -> view -> flow -> OpenAI endpoint, the control loops beside it, and its end in the reverse
+order."""
 
 import asyncio
 import secrets
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from prfaas.cluster import Node, RegionId
+from prfaas.cluster import Node
 from prfaas.config import Config, RouterConfig
 from prfaas.errors import ConfigError
 from prfaas.flows.serve import ServeParams
@@ -17,17 +18,23 @@ from prfaas.live.clock import AsyncioClock
 from prfaas.live.link import GrpcTokenLink, LinkParams, LinkPool, TokenLink
 from prfaas.live.link_stream import LinkCounters
 from prfaas.live.serve_ports import LiveServePorts
-from prfaas.membership.follow import ClusterFollower
 from prfaas.process import StopSignals
-from prfaas.scheduling.routing import RoutingParams
 from prfaas.stores import open_store
 from prfaas.tokenizer.text import load_tokenizer
+from services.router.admin import AdminApi
 from services.router.backend import ClusterBackend, new_attempt_id
+from services.router.control import Control
+from services.router.explain import remembering
 from services.router.http.limits import Limits
+from services.router.http.messages import Handle
 from services.router.http.server import HttpServer
 from services.router.metrics import RouterMetrics
 from services.router.openai.api import OpenAiApi
 from services.router.openai.settings import OpenAiSettings
+
+ADMIN_DRAIN_S = 1.0
+#: What a router that is about to stop leaves to others at once.
+LEADING = frozenset({"election", "slow loop"})
 
 log = structlog.get_logger()
 
@@ -47,18 +54,18 @@ async def _serve(config: Config, stop: StopSignals) -> None:
     if not own.model_dir:
         raise ConfigError("router.model_dir", "is required")
     tokenizer = load_tokenizer(Path(own.model_dir))
-    async with AsyncExitStack() as stack:
+    model = Path(own.model_dir).name
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         store = open_store(config.store)
         stack.push_async_callback(store.close)
-        follower = ClusterFollower(store, config.cluster.name, RegionId(config.cluster.pd_region))
-        following = asyncio.create_task(follower.run(), name="cluster view")
-        stack.push_async_callback(_end, following)
+        control = Control(config, store, model, secrets.token_hex(4))
 
         links = LinkPool(partial(_connect, LinkParams(), LinkCounters()))
         stack.push_async_callback(links.close)
-        ports = LiveServePorts(AsyncioClock(), follower.view, links, new_attempt_id)
-        metrics = RouterMetrics([Path(own.model_dir).name], config.routing.threshold_tokens, follower.age_s)
-        backend = ClusterBackend(follower.view, ports, _params(config), metrics, own.max_in_flight)
+        view, steering = control.follower.view, control.steering
+        ports = LiveServePorts(AsyncioClock(), view, links, new_attempt_id, steering)
+        metrics = RouterMetrics([model], control.pd_region, control.follower.age_s, lambda: control.election.leads)
+        backend = ClusterBackend(view, ports, steering, _params(config), metrics, own.max_in_flight)
         api = OpenAiApi(
             backend,
             tokenizer,
@@ -66,28 +73,37 @@ async def _serve(config: Config, stop: StopSignals) -> None:
             now=time.monotonic,
             wall=time.time,
             new_seed=partial(secrets.randbits, 64),
-            observe=metrics.request_ended,
+            observe=remembering(steering.decisions, metrics.request_ended),
         )
-        server = HttpServer(api.handle, Limits(max_body_bytes=own.max_body_bytes))
-        port = await _listen(server, own)
+        server, port = await _listen(api.handle, own, "router.port", own.host, own.port)
+        if own.admin_key:
+            handle = AdminApi(control.operator(), own.admin_key).handle
+            admin, admin_port = await _listen(handle, own, "router.admin_port", own.admin_host, own.admin_port)
+            stack.push_async_callback(admin.drain, ADMIN_DRAIN_S)
+            control.admin = f"{own.admin_host}:{admin_port}"
+        beside = {name: group.create_task(story, name=name) for name, story in control.stories().items()}
         stop.ready()
-        log.info("router is serving", host=own.host, port=port, threshold_tokens=config.routing.threshold_tokens)
+        log.info("router is serving", host=own.host, port=port, router=control.router, admin=control.admin or None)
         await stop.wait()
+        for name in LEADING & beside.keys():
+            beside[name].cancel()
         backend.draining = True
         await server.drain(own.drain_timeout_s)
+        for task in beside.values():
+            task.cancel()
 
 
-async def _listen(server: HttpServer, own: RouterConfig) -> int:
+async def _listen(handle: Handle, own: RouterConfig, setting: str, host: str, port: int) -> tuple[HttpServer, int]:
+    server = HttpServer(handle, Limits(max_body_bytes=own.max_body_bytes))
     try:
-        return await server.start(own.host, own.port)
+        return server, await server.start(host, port)
     except OSError as error:
-        raise ConfigError("router.port", f"cannot listen on {own.host}:{own.port}: {error.strerror}") from error
+        raise ConfigError(setting, f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _params(config: Config) -> ServeParams:
-    own, routing = config.router, config.routing
+    own = config.router
     return ServeParams(
-        routing=RoutingParams(routing.threshold_tokens, abundant=routing.bandwidth == "abundant"),
         reserve_timeout_s=own.reserve_timeout_s,
         prefill_timeout_s=own.prefill_timeout_s,
         prefill_timeout_s_per_token=own.prefill_timeout_s_per_token,
@@ -100,8 +116,3 @@ def _params(config: Config) -> ServeParams:
 
 def _connect(params: LinkParams, counters: LinkCounters, node: Node) -> TokenLink:
     return GrpcTokenLink(node.rpc_address, node.id, node.incarnation, params=params, counters=counters)
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -10,6 +10,7 @@ from prfaas.errors import Overloaded
 from prfaas.flows.ports import ServePorts, TokenBatch
 from prfaas.flows.serve import ServeParams, serve
 from prfaas.flows.story import Story
+from prfaas.live.steering import Steering
 from prfaas.request import NO_MATCHES, AttemptId, Request, RequestId
 from services.router.metrics import RouterMetrics
 from services.router.openai.port import ModelCard
@@ -22,11 +23,12 @@ class ClusterBackend:
         self,
         view: Callable[[], ClusterView],
         ports: ServePorts,
+        steering: Steering,
         params: ServeParams,
         metrics: RouterMetrics,
         max_in_flight: int,
     ) -> None:
-        self._view, self._ports, self._params = view, ports, params
+        self._view, self._ports, self._params, self._steering = view, ports, params, steering
         self._metrics, self._max_in_flight = metrics, max_in_flight
         self._in_flight = 0
         self._created = int(time.time())
@@ -53,6 +55,7 @@ class ClusterBackend:
         if self._in_flight >= self._max_in_flight:
             raise Overloaded("requests in flight")
         self._in_flight += 1
+        self._steering.decisions.begun(request, story)
         try:
             async with aclosing(serve(request, NO_MATCHES, self._params, self._ports, story)) as batches:
                 last_s: float | None = None
@@ -64,12 +67,14 @@ class ClusterBackend:
                     yield batch
         finally:
             self._in_flight -= 1
+            if story.finish is not None:
+                self._steering.finished(story.output_tokens, self._ports.now())
 
     def new_request_id(self) -> RequestId:
         return RequestId(secrets.token_hex(16))
 
     def metrics_text(self) -> bytes:
-        return self._metrics.exposition(self._view(), self._in_flight)
+        return self._metrics.exposition(self._view(), self._in_flight, self._steering)
 
 
 def new_attempt_id() -> AttemptId:

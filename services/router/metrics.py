@@ -1,11 +1,13 @@
 """What the router counts, and the log line of each request."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 import structlog
 
-from prfaas.cluster import ClusterView
+from prfaas.cluster import ClusterView, RegionId
+from prfaas.live.steering import Steering
 from prfaas.observe import names
 from prfaas.observe.logs import request_context
 from prfaas.observe.metrics import Metrics
@@ -23,10 +25,11 @@ NO_PATH = "none"
 class RouterMetrics:
     """`view_age_s` says how long ago the store last confirmed the view."""
 
-    def __init__(self, models: Sequence[str], threshold_tokens: int, view_age_s: Callable[[], float]) -> None:
+    def __init__(
+        self, models: Sequence[str], pd_region: RegionId, view_age_s: Callable[[], float], leads: Callable[[], bool]
+    ) -> None:
         self._metrics = Metrics(names.ROUTER, {"model": models})
-        self._view_age_s = view_age_s
-        self._metrics.set(names.THRESHOLD, threshold_tokens)
+        self._pd_region, self._view_age_s, self._leads = pd_region, view_age_s, leads
 
     def gap(self, seconds: float) -> None:
         """Time between two batches of tokens of one stream."""
@@ -40,12 +43,21 @@ class RouterMetrics:
             level = log.debug if record.route not in COMPLETIONS else log.info
             level("request", **_line(record))
 
-    def exposition(self, view: ClusterView, in_flight: int) -> bytes:
+    def exposition(self, view: ClusterView, in_flight: int, steering: Steering) -> bytes:
         kinds = Counter(node.kind.value for node in view.nodes.values())
         for kind in names.KIND.values:
             self._metrics.set(names.LIVE_NODES, kinds[kind], kind=kind)
         self._metrics.set(names.IN_FLIGHT, in_flight)
         self._metrics.set(names.VIEW_AGE, self._view_age_s())
+        self._metrics.set(names.THRESHOLD, steering.routing.threshold_tokens)
+        self._metrics.choose(names.MODE_NOW, steering.routing.mode.value)
+        self._metrics.set(names.LEADS, self._leads())
+        self._metrics.set(names.ROUTER_PLAN_EPOCH, view.plan.epoch if view.plan else 0)
+        for link in steering.situation.links.values():
+            if link.target == self._pd_region:
+                self._metrics.set(names.LINK_CAPACITY, link.capacity_bytes_per_s or math.nan, peer_region=link.source)
+                self._metrics.set(names.LINK_GOODPUT, link.goodput_bytes_per_s or 0.0, peer_region=link.source)
+                self._metrics.set(names.LINK_QUEUE, link.queued_bytes, peer_region=link.source)
         return self._metrics.exposition()
 
     def _count(self, record: RequestLog) -> None:

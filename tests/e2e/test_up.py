@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from services.http_client import fetch
+from services.http_client import chat, fetch
+from services.up import WORTH_A_RESTART_S
 
 READY_S, GONE_S = 90.0, 20.0
 
@@ -65,13 +67,29 @@ def test_up_stops_all_that_it_started(model_dir: ModelDir, signum: signal.Signal
             fetch(f"{cluster['endpoint']}/models")
 
 
-def test_up_notices_a_process_that_dies(model_dir: ModelDir):
-    """An engine that is killed takes its worker with it, and `up` ends and says so instead of limping on."""
-    with running("up", "--model", str(model_dir("cost_model")), "--port", "0", "--json") as process:
-        worker = started(process)["processes"]["decode-0"]
-        engine = next(child for child in family(worker) if "engine_process" in " ".join(child.cmdline()))
-        os.kill(engine.pid, signal.SIGKILL)
-        assert process.wait(GONE_S) == 1
+@pytest.mark.parametrize("part", ["node", "engine"])
+def test_up_starts_a_lost_worker_again(model_dir: ModelDir, part: str):
+    """A worker that is killed, or whose engine is, costs neither the cluster nor its place in it."""
+    arguments = ("--model", str(model_dir("cost_model")), "--port", "0", "--threshold-tokens", "100", "--json")
+    with running("up", *arguments) as process:
+        cluster = started(process)
+        worker = cluster["processes"]["prefill-0"]
+        time.sleep(WORTH_A_RESTART_S)  # not a condition: a process that ends sooner is not worth a restart
+        engines = [child.pid for child in family(worker) if "prfaas.node.engine_process" in child.cmdline()]
+        victim = engines[0] if part == "engine" else worker
+        os.kill(victim, signal.SIGKILL)
+        deadline = time.monotonic() + READY_S
+        while psutil.pid_exists(worker) or ask(cluster, "hello " * 300)["prefill"] != "prefill-0":
+            assert time.monotonic() < deadline, "the worker did not come back"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(GONE_S) == 0
+
+
+def ask(cluster: dict[str, Any], prompt: str) -> Any:
+    """The receipt of an answer, which must come whatever happens to the worker."""
+    *_, answer = chat(cluster["endpoint"].removesuffix("/v1"), cluster["model"], prompt, 4)
+    assert answer.text
+    return answer.receipt
 
 
 def test_a_stop_while_starting_is_a_stop(model_dir: ModelDir):
@@ -90,6 +108,9 @@ def test_a_stop_while_starting_is_a_stop(model_dir: ModelDir):
     [
         (("up", "--pd-roles", "mixed,both"), "'both' is not one of"),
         (("up", "--wan-rtt-ms", "5"), "needs --wan-mbit"),
+        (("up", "--pd-roles", "prefill"), "no node decodes"),
+        (("model", "build-tiny", "tests", "--family", "qwen3"), "tests is not empty"),
+        (("prefill-worker", "--role", "decode"), "No such option"),
         (("wan-relay", "--route", "nonsense", "--mbit", "1"), "host:port=host:port"),
         (("router", "--port", "x"), "router.port"),
         (("decode-worker",), "worker.id"),

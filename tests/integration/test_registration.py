@@ -149,7 +149,7 @@ async def test_a_worker_appears_with_its_load_changes_role_and_leaves_at_once(cl
             assert seen.decode == ("d",)
             running = 4
             await router.wait_for(lambda view: view.nodes[NodeId("d")].load.active_sequences == 4, LIMIT_S)
-            worker.update_role(Role.PREFILL)
+            worker.update(Role.PREFILL)
             await worker.wait_published(LIMIT_S)
             await router.wait_for(lambda view: view.local_prefill == ("d",) and not view.decode, LIMIT_S)
             assert router.age_s() < LIMIT_S
@@ -166,7 +166,7 @@ async def test_telemetry_is_numbered_one_key_and_at_most_one_put_per_interval(cl
     begin = loop.time()
     async with registered(cluster, a_node("d"), interval_s=interval_s) as (worker, _):
         for turn in range(10):
-            worker.update_role(Role.PREFILL if turn % 2 == 0 else Role.DECODE)
+            worker.update(Role.PREFILL if turn % 2 == 0 else Role.DECODE)
             await worker.wait_published(LIMIT_S)
         await until(lambda: len(cluster.puts(Kind.TELEMETRY, "d")) >= 3)
         elapsed_s = loop.time() - begin

@@ -6,6 +6,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager, closing
 from itertools import count
@@ -26,12 +27,14 @@ from prfaas.live.clock import AsyncioClock
 from prfaas.live.link import GrpcTokenLink, LinkParams, LinkPool
 from prfaas.live.link_stream import LinkCounters
 from prfaas.live.serve_ports import LiveServePorts
+from prfaas.live.steering import Steering
 from prfaas.node.link_server import MAX_WAITING_EVENTS, WorkerServer, serve_worker
 from prfaas.request import AttemptId, Request, RequestId, Sampling
 from prfaas.rpc.commands import Cancel, Decode, Prefill, Reserve, Reserved, Tokens
 from prfaas.rpc.translate import MAX_COMMAND_BYTES, MAX_MESSAGE_BYTES
 from prfaas.rpc.v1 import worker_pb2 as pb
 from prfaas.rpc.v1.worker_pb2_grpc import WorkerStub
+from prfaas.scheduling.demand import DemandParams
 from prfaas.scheduling.routing import RoutingParams
 from tests.integration.scripted_worker import COMMANDS, ScriptedRuntime, completion
 
@@ -74,7 +77,9 @@ class Router:
         self.links = LinkPool(
             lambda n: GrpcTokenLink(n.rpc_address, n.id, n.incarnation, params=params, counters=self.counters)
         )
-        self.ports = LiveServePorts(AsyncioClock(), lambda: self.view, self.links, self.new_id)
+        routing = RoutingParams(threshold_tokens=LONG_TOKENS)
+        self.steering = Steering(RegionId("west"), routing, time.monotonic(), DemandParams())
+        self.ports = LiveServePorts(AsyncioClock(), lambda: self.view, self.links, self.new_id, self.steering)
 
     def new_id(self) -> AttemptId:
         return AttemptId(f"{next(self._ids):032x}")
@@ -96,9 +101,7 @@ def serve_params(**changed: float) -> ServeParams:
         "first_token_timeout_s": PATIENCE_S,
         "token_gap_timeout_s": PATIENCE_S,
     }
-    return ServeParams(
-        routing=RoutingParams(threshold_tokens=LONG_TOKENS), prefill_timeout_s_per_token=0.0, **(limits | changed)
-    )
+    return ServeParams(prefill_timeout_s_per_token=0.0, **(limits | changed))
 
 
 @asynccontextmanager

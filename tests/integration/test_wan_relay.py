@@ -100,6 +100,32 @@ async def test_goodput_follows_the_asked_rate():
     assert fast / slow == pytest.approx(4, rel=0.1)
 
 
+async def test_the_rate_can_be_changed_while_bytes_cross():
+    """Half of the bytes at 200 Mbit/s, then at 20: the rest comes ten times slower, on the connection that is open."""
+    sink, half = Sink(), 2_000_000
+    async with target(sink.serve) as port, await line(port, mbit_per_s=200, rtt_s=0.02) as relay:
+        _, writer = await connect(relay)
+        sending = asyncio.create_task(send(writer, payload(2 * half)))
+        async with asyncio.timeout(LIMIT_S):
+            while not sink.received or len(sink.received[0]) < half:  # noqa: ASYNC110 - another task's state
+                await asyncio.sleep(0.001)
+        assert relay.command_rate("mbit=20")[0] == 200
+        changed_at, at_change = asyncio.get_running_loop().time(), len(sink.received[0])
+        await asyncio.wait_for(sink.done.get(), LIMIT_S)
+        await sending
+        before = at_change / (changed_at - sink.times[0][0])
+        after = (2 * half - at_change) / (sink.times[0][-1] - changed_at)
+        assert after < 0.2 * before
+        assert sink.received[0] == payload(2 * half)
+
+
+@pytest.mark.parametrize("query", ["", "mbit=", "mbit=fast", "mbit=0", "mbit=-1", "mbit=nan", "mbit=inf", "rate=5"])
+async def test_a_rate_that_makes_no_sense_is_refused(query: str):
+    """The line stays as it was."""
+    async with await line(1, mbit_per_s=50, rtt_s=0.02) as relay:
+        assert relay.command_rate(query)[0] == 400
+
+
 async def test_connections_share_one_line_evenly():
     """Two connections with work each get half: when one has finished, the other is nearly there."""
     sink = Sink()

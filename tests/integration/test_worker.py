@@ -7,17 +7,26 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
-from prfaas.cluster import Incarnation, Namespace, NodeId, RegionId
+from prfaas.cluster import Incarnation, Namespace, NodeId, RegionId, Role
 from prfaas.engine.cost_model import write_config
-from prfaas.errors import DeadlineExceeded, InvalidRequest, NamespaceMismatch, Overloaded, PrfaasError, TransferFailed
+from prfaas.errors import (
+    KV_ROOM,
+    DeadlineExceeded,
+    InvalidRequest,
+    NamespaceMismatch,
+    Overloaded,
+    PrfaasError,
+    TransferFailed,
+)
 from prfaas.node.admission import Admission, Limits
 from prfaas.node.children import children
-from prfaas.node.engine_client import EngineClient
+from prfaas.node.engine_client import CANCEL_DEADLINE_S, EngineClient
 from prfaas.node.pump_client import PumpClient
 from prfaas.node.tenure import Place, WorkerSession
-from prfaas.node.worker import Worker
+from prfaas.node.worker import PUMP_TTL_SLACK_S, Worker
 from prfaas.request import AttemptId, FinishReason, RequestId, Sampling
 from prfaas.rpc.commands import (
     Cancel,
@@ -32,6 +41,7 @@ from prfaas.rpc.commands import (
     Reserved,
     Tokens,
 )
+from prfaas.transfer.pump.control import REPORT_S
 from prfaas.transfer.pump.messages import Start
 
 POOL_BYTES = 8 << 20
@@ -224,6 +234,32 @@ async def test_a_destination_that_does_not_answer_fails_the_prefill(worker: Work
     await at_rest(worker)
 
 
+async def test_a_span_goes_back_after_the_engine_has_let_go(worker: Worker):
+    """The engine may be in the middle of writing to it: an attempt that failed keeps its span until it says no more."""
+    router, one = Router(worker), attempt()
+    [engine] = [child for child in psutil.Process().children() if "prfaas.node.engine_process" in child.cmdline()]
+    engine.suspend()
+    try:
+        nobody = Destination(node=ELSEWHERE, incarnation=Incarnation(1), kv_address="127.0.0.1:1", generation=1)
+        assert isinstance(await router.ask(one, prefill(3000, nobody)), Failed)
+        with pytest.raises(TimeoutError):
+            await until_pool_is_whole(worker, 4 * REPORT_S)
+    finally:
+        engine.resume()
+    await at_rest(worker)
+
+
+async def until_pool_is_whole(worker: Worker, seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        while worker.load().kv_free_bytes != worker.load().kv_total_bytes:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def test_the_pump_waits_longer_than_a_stuck_engine_is_waited_for():
+    """It takes an abandoned span back by itself, and by then the node has either heard from the engine or ended it."""
+    assert PUMP_TTL_SLACK_S > CANCEL_DEADLINE_S
+
+
 async def test_field_G3_another_namespace_is_refused(worker: Worker):
     """KV of another model is refused before any room is taken."""
     command = reserve(worker, 500, ELSEWHERE)
@@ -246,7 +282,7 @@ async def test_no_room_is_said_at_once(worker: Worker):
         router.send(one, Cancel())
     await at_rest(worker)
     too_much = await refusal(router, reserve(worker, 40_000, ELSEWHERE))
-    assert too_much.startswith("kv pool")
+    assert too_much == KV_ROOM
     assert isinstance(await router.ask(attempt(), reserve(worker, 50)), Reserved)
 
 
@@ -284,3 +320,64 @@ async def test_a_draining_worker_finishes_what_it_has(worker: Worker):
     assert len(tokens) == 50 * 4
     assert await refusal(router, reserve(worker, 10)) == "draining"
     await at_rest(worker)
+
+
+@pytest.mark.parametrize(
+    ("accepts", "taken"), [(Role.DECODE, "sequence"), (Role.PREFILL, "prefill"), (Role.MIXED, "both"), (None, "none")]
+)
+async def test_a_role_says_what_new_work_is_taken(worker: Worker, accepts: Role | None, taken: str):
+    """Whatever it does not take is refused as for want of room, so that the router finds another node."""
+    router = Router(worker)
+    worker.accepts = accepts
+    nobody = Destination(node=ELSEWHERE, incarnation=Incarnation(1), kv_address="127.0.0.1:1", generation=1)
+    sequence, push = await router.ask(attempt(), reserve(worker, 50)), await router.ask(attempt(), prefill(50, nobody))
+    assert isinstance(sequence, Reserved) == (taken in ("sequence", "both"))
+    assert isinstance(push, Failed)
+    assert isinstance(push.error, Overloaded) == (taken not in ("prefill", "both"))
+
+
+async def test_a_node_that_loses_decode_finishes_its_streams(worker: Worker):
+    """What was there when the change began is waited for; what is refused meanwhile is not."""
+    router, one = Router(worker), attempt()
+    await router.ask(one, reserve(worker, 300, max_tokens=60))
+    await router.ask(one, prefill(300))
+    router.send(one, Decode())
+    worker.accepts = Role.PREFILL
+    assert worker.holding(prefill=True, decode=False) == frozenset()
+    assert worker.holding(prefill=False, decode=True) == {one}
+    ended = asyncio.create_task(worker.ended(frozenset({one}), prefill=False, decode=True))
+    assert (await refusal(router, reserve(worker, 10))).startswith("role")
+    tokens, _ = await whole_answer(router, one)
+    async with asyncio.timeout(LIVENESS_S):
+        await ended
+    assert len(tokens) == 60 * 4
+    await at_rest(worker)
+
+
+async def test_a_node_that_loses_prefill_finishes_its_prefills(worker: Worker):
+    """A prefill that is under way comes to its end, and so does the fallback of a sequence that is here already."""
+    router, one, other = Router(worker), attempt(), attempt()
+    await router.ask(other, reserve(worker, 200))
+    await router.ask(one, reserve(worker, 4000))
+    router.send(one, prefill(4000))
+    worker.accepts = Role.DECODE
+    assert worker.holding(prefill=True, decode=False) == {one}
+    ended = asyncio.create_task(worker.ended(frozenset({one}), prefill=True, decode=False))
+    assert isinstance(await router.ask(other, prefill(200)), PrefillDone)
+    assert isinstance(await router.answer(one), PrefillDone)
+    async with asyncio.timeout(LIVENESS_S):
+        await ended
+    for each in (one, other):
+        router.send(each, Cancel())
+    await at_rest(worker)
+
+
+async def test_an_operator_may_hold_a_worker(worker: Worker):
+    """It says so in its load, takes nothing new, and goes on when it is let go."""
+    router = Router(worker)
+    worker.hold(True)
+    assert worker.load().draining
+    assert await refusal(router, reserve(worker, 10)) == "draining"
+    worker.hold(False)
+    assert not worker.load().draining
+    assert isinstance(await router.ask(attempt(), reserve(worker, 10)), Reserved)

@@ -232,10 +232,12 @@ class Destination(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     KV_ADDRESS_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     incarnation: _builtins.int
     kv_address: _builtins.str
     generation: _builtins.int
+    region: _builtins.str
     def __init__(
         self,
         *,
@@ -243,10 +245,11 @@ class Destination(_message.Message):
         incarnation: _builtins.int = ...,
         kv_address: _builtins.str = ...,
         generation: _builtins.int = ...,
+        region: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "kv_address", b"kv_address", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "kv_address", b"kv_address", "node", b"node", "region", b"region"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -122,7 +122,7 @@ class OpenAiApi:
         body = decode_body(http.body, endpoint.body)
         card = self._card(body.model)
         record.model, record.stream = card.id, bool(body.stream)
-        request_id = self._backend.new_request_id()
+        record.completion_id = request_id = self._backend.new_request_id()
         request = await make_request(endpoint, body, card, self._tokenizer, self._settings, request_id, self._new_seed)
         record.prompt_tokens, record.tokenize_s = request.prompt_tokens, self._now() - started_s
         record.story = story = Story()

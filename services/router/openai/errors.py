@@ -9,6 +9,7 @@ from prfaas.errors import (
     EngineFailed,
     InvalidRequest,
     ModelNotFound,
+    NamespaceMismatch,
     Overloaded,
     PeerUnavailable,
     TransferFailed,
@@ -33,7 +34,7 @@ def status_of(error: BaseException) -> int:
             return 400
         case Overloaded(resource=resource):
             return 429 if resource.startswith(TENANT_RESOURCES) else 503
-        case PeerUnavailable() | TransferFailed() | EngineFailed():
+        case PeerUnavailable() | TransferFailed() | EngineFailed() | NamespaceMismatch():
             return 503
         case DeadlineExceeded():
             return 504

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prfaas.flows.story import Attempt, Story
-from prfaas.request import TTFT_TERMS, Alternative, Request, Route, TtftAccount
+from prfaas.request import TTFT_TERMS, Alternative, Predicted, Request, Route, TtftAccount
 
 
 def account(story: Story, queue_s: float, tokenize_s: float, ttft_s: float) -> TtftAccount:
@@ -16,21 +16,19 @@ def account(story: Story, queue_s: float, tokenize_s: float, ttft_s: float) -> T
 def receipt(request: Request, story: Story, output_tokens: int, ttft: TtftAccount) -> dict[str, Any]:
     return {
         "request_id": request.id,
-        **_route(request, story.route),
+        **(described_route(story.route, request.prompt_tokens) if story.route is not None else {}),
         "prompt_tokens": request.prompt_tokens,
         "kv_bytes": story.prefill.kv_bytes if story.prefill is not None else 0,
         "recomputed_tokens": story.recomputed_tokens,
         "output_tokens": output_tokens,
-        "attempts": [_attempt(attempt) for attempt in story.attempts],
+        "attempts": [described_attempt(attempt) for attempt in story.attempts],
         "ttft_seconds": ttft.total_s,
         "ttft_account": {**ttft.seconds, "unaccounted": ttft.unaccounted_s},
     }
 
 
-def _route(request: Request, route: Route | None) -> dict[str, Any]:
-    """The latest route. Prefill never computes the last prompt token (the N-1 rule), so that one is never cached."""
-    if route is None:
-        return {}
+def described_route(route: Route, prompt_tokens: int) -> dict[str, Any]:
+    """Prefill never computes the last prompt token (the N-1 rule), so that one is never cached."""
     return {
         "path": route.path.value,
         "reason": route.reason.value,
@@ -38,8 +36,9 @@ def _route(request: Request, route: Route | None) -> dict[str, Any]:
         "decode": route.decode,
         "threshold_tokens": route.threshold_tokens,
         "uncached_tokens": route.uncached_tokens,
-        "cached_tokens": max(0, request.handoff_tokens - route.uncached_tokens),
+        "cached_tokens": max(0, prompt_tokens - 1 - route.uncached_tokens),
         "transfer_tokens": route.transfer_tokens,
+        "predicted_ttft_seconds": route.predicted_ttft_s,
         "alternatives": [_alternative(alternative) for alternative in route.alternatives],
     }
 
@@ -51,10 +50,26 @@ def _alternative(alternative: Alternative) -> dict[str, Any]:
         "decode": alternative.decode,
         "uncached_tokens": alternative.uncached_tokens,
         "transfer_tokens": alternative.transfer_tokens,
+        "transfer_bytes": alternative.transfer_bytes,
+        "predicted_ttft_seconds": alternative.predicted_ttft_s,
+        "predicted": _predicted(alternative.predicted),
     }
 
 
-def _attempt(attempt: Attempt) -> dict[str, Any]:
+def _predicted(predicted: Predicted | None) -> dict[str, float] | None:
+    """By the terms of the TTFT account."""
+    if predicted is None:
+        return None
+    return {
+        "prefill_queue": predicted.prefill_queue_s,
+        "prefill": predicted.prefill_s,
+        "transfer_exposed": predicted.transfer_exposed_s,
+        "decode_queue": predicted.decode_queue_s,
+        "first_decode_step": predicted.first_decode_step_s,
+    }
+
+
+def described_attempt(attempt: Attempt) -> dict[str, Any]:
     return {
         "id": attempt.id,
         "route": {

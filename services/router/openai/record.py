@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from prfaas.flows.story import Story
-from prfaas.request import FinishReason
+from prfaas.request import FinishReason, RequestId
 
 
 @dataclass(slots=True)
@@ -17,6 +17,8 @@ class RequestLog:
 
     route: str = "unknown"
     request_id: str = ""
+    #: Our own id of the completion, if it came to one.
+    completion_id: RequestId | None = None
     traceparent: str | None = None
     status: int = 0
     #: Class name of the error that ended it; in a stream the status is still 200.

@@ -15,7 +15,8 @@ from prfaas.errors import InvalidRequest
 MAX_STOPS = 4
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-StopString = Annotated[str, msgspec.Meta(min_length=1)]
+#: Looked for in the answer while it comes; a long one costs the event loop time.
+StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):

@@ -8,6 +8,7 @@ import pytest
 
 from prfaas.cluster import Incarnation, Namespace, Node, NodeId, NodeKind, RegionId, Role
 from prfaas.errors import (
+    KV_ROOM,
     DeadlineExceeded,
     EngineFailed,
     InvalidRequest,
@@ -24,13 +25,14 @@ from prfaas.flows.story import Ending, Story
 from prfaas.request import NO_MATCHES, TTFT_TERMS, FinishReason, Path, Reason, Request, RequestId, Sampling
 from prfaas.scheduling.routing import RoutingParams, choose
 from prfaas.sim.cluster import Fault, Lost, SimCluster
+from prfaas.sim.content import expected_output
+from prfaas.sim.instance import Costs
 from prfaas.sim.kernel import Kernel
 from prfaas.sim.serve_ports import SimServePorts
 from prfaas.sim.task import Cancelled
-from prfaas.sim.worker import Costs, expected_output
 
+ROUTING = RoutingParams(threshold_tokens=100)
 PARAMS = ServeParams(
-    routing=RoutingParams(threshold_tokens=100),
     reserve_timeout_s=1.0,
     prefill_timeout_s=5.0,
     prefill_timeout_s_per_token=0.01,
@@ -79,7 +81,7 @@ class World:
         self.cluster = SimCluster(self.kernel, nodes, costs)
         for call, faults in planned.items():
             self.cluster.plan(call, *faults)
-        self.ports = SimServePorts(self.cluster)
+        self.ports = SimServePorts(self.cluster, ROUTING)
         self.params = params
         self.story = Story()
         self.received = b""
@@ -142,7 +144,7 @@ def test_a_short_prompt_stays_on_a_mixed_node():
 
 def test_a_decode_node_lost_during_prefill_is_the_one_avoided():
     """The prefill node did nothing wrong: it is asked again, for another decode node."""
-    chosen = choose(prompt(500), NO_MATCHES, World(*TRIO).ports.view(), PARAMS.routing).decode
+    chosen = choose(prompt(500), NO_MATCHES, World(*TRIO).ports.view(), ROUTING).decode
     world = World(*TRIO, prefill=[PeerUnavailable(chosen, "gone")])
     world.complete(prompt(500))
     other = "d1" if chosen == "d0" else "d0"
@@ -363,7 +365,7 @@ class CutPorts(SimServePorts):
 def test_a_stream_that_just_ends_is_a_lost_decode_node(batches):
     """An answer without a finish is never passed off as a whole one."""
     world = World(far("p0"), node("d0", Role.DECODE), node("d1", Role.DECODE))
-    world.ports = CutPorts(world.cluster)
+    world.ports = CutPorts(world.cluster, ROUTING)
     world.ports.batches = batches
     world.fail(prompt(500), PeerUnavailable)
     assert world.received == expected_output(prompt(500))[: 4 * batches]
@@ -408,7 +410,7 @@ def test_field_A8_a_client_leaves_between_prefill_and_decode():
         client = world.kernel.spawn(world.client(prompt(500)), "client")
         await world.prefilled()
         decode = world.cluster.workers[NodeId("d0")].registration().load
-        assert decode.kv_free_bytes < decode.kv_total_bytes and decode.active_sequences == 0
+        assert decode.kv_free_bytes < decode.kv_total_bytes and decode.decoding == 0
         client.cancel()
         with pytest.raises(Cancelled):
             await client
@@ -467,3 +469,22 @@ def test_a_client_that_leaves_with_the_last_token_is_done():
     world.kernel.run(main())
     assert world.endings == [Ending.DONE]
     world.nothing_left()
+
+
+def test_demand_is_told_once_per_request():
+    """A retry is not another arrival, and a request that finds no node is none at all."""
+    world = World(*TRIO, prefill=[EngineFailed("p0", "once"), EngineFailed("d0", "twice")])
+    assert len(world.complete(prompt(500)).attempts) > 1
+    assert world.ports.demand == 1
+    nobody = World(far("p0"))
+    nobody.fail(prompt(500), ModelNotFound)
+    assert nobody.ports.demand == 0
+
+
+def test_no_room_for_kv_on_its_way_is_no_reason_to_turn_the_client_away():
+    """A prompt whose KV no pool can take is prefilled where it decodes: nothing has to move there."""
+    world = World(*TRIO, reserve=[Overloaded(KV_ROOM)])
+    story = world.complete(prompt(500))
+    assert world.endings == [Ending.REFUSED, Ending.DONE]
+    assert story.route is not None and story.route.prefill == story.route.decode == world.pairs[0][1]
+    assert story.route.reason is Reason.FALLBACK

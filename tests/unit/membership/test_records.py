@@ -1,6 +1,7 @@
 """Opposite `prfaas/membership/records.py`."""
 
 import json
+from dataclasses import fields
 from types import MappingProxyType
 
 import pytest
@@ -32,13 +33,18 @@ NODE = Node(
     kv_addresses=MappingProxyType({"": "127.0.0.1:2", "pd": "127.0.0.1:3"}),
     wire=WireRange(1, 3),
     max_context_tokens=4096,
+    eos_token_ids=(2, 7),
+    hardware="h200",
+    prefill_share=0.25,
     load=NodeLoad(7, 2, 300, 4000, 5000, draining=True),
 )
 MEASURED = Measured(NODE.load, {"prefilled_tokens": 11})
 
 
 def test_a_node_comes_back_as_it_was_written():
-    """Record and telemetry together are the node, all 64 bits of its incarnation included."""
+    """Record and telemetry together are the node, all 64 bits of its incarnation included. The example sets every
+    field, so that one forgotten in the record shows."""
+    assert all(getattr(NODE, field.name) != field.default for field in fields(NODE))
     record = NodeRecord.of(NODE)
     telemetry = TelemetryRecord.of(MEASURED, record, seq=5)
     read, measured = read_node(NODE.id, encode(record)), read_telemetry(encode(telemetry))

@@ -23,6 +23,7 @@ from prfaas.engine.messages import (
     PoolRead,
     Prefill,
     Prefilled,
+    SetShare,
     Tokens,
 )
 from prfaas.engine.port import Cache, LayerHook, StepInput, StepOutput
@@ -232,6 +233,44 @@ def test_a_long_prefill_delays_a_stream_by_one_chunk_at_most(bench: Bench) -> No
         assert computed - computed_before <= CHUNK
         assert sent == before + 1 or sent == 15
     assert bench.one("long", Prefilled) and bench.answer("stream") == truth(bench, prompt(2), 15)
+
+
+def test_a_share_of_the_time_is_kept_while_both_kinds_wait(engine: CostModelEngine) -> None:
+    """With a clock on which every piece of work takes one second, a share of a quarter is one chunk to three steps."""
+    time_s = 0.0
+
+    def now() -> float:
+        nonlocal time_s
+        time_s += 0.5
+        return time_s
+
+    bench = Bench(engine, now=now)
+    bench.loop.handle(SetShare(prefill_share=0.25, max_batch=4))
+    bench.loop.handle(Decode(attempt="stream", prompt=prompt(2), tokens=0, max_tokens=100))
+    bench.loop.turn()
+    bench.loop.handle(Prefill(attempt="long", prompt=prompt(180), stop=180))
+    before = bench.loop.load()
+    while len(bench.answer("stream")) < 60:
+        bench.loop.turn()
+    after = bench.loop.load()
+    prefill_s = after.prefill_busy_s_total - before.prefill_busy_s_total
+    decode_s = after.decode_busy_s_total - before.decode_busy_s_total
+    assert prefill_s / (prefill_s + decode_s) == pytest.approx(0.25, abs=0.03)
+
+
+def test_a_lower_batch_limit_lets_running_sequences_finish(bench: Bench) -> None:
+    """Nobody is thrown out of the batch; whoever waits comes in when there is room by the new limit."""
+    for number in range(5):
+        bench.loop.handle(Decode(attempt=f"s{number}", prompt=prompt(1, number), tokens=0, max_tokens=6))
+    bench.loop.turn()
+    bench.loop.handle(SetShare(prefill_share=0.0, max_batch=1))
+    bench.loop.turn()
+    bench.loop.check()
+    load = bench.loop.load()
+    assert (load.active_sequences, load.queued_sequences) == (4, 1)
+    bench.run()
+    for number in range(5):
+        assert bench.answer(f"s{number}") == truth(bench, prompt(1, number), 6)
 
 
 def test_prefills_are_served_in_the_order_they_came(bench: Bench) -> None:

@@ -68,7 +68,7 @@ def test_exactly_one_role_is_shown():
     metrics = Metrics(names.WORKER)
     metrics.choose(names.WORKER_ROLE, "decode")
     metrics.choose(names.WORKER_ROLE, "prefill")
-    roles = {name: value for name, value in series(metrics).items() if name.startswith("prfaas_worker_role")}
+    roles = {name: value for name, value in series(metrics).items() if name.startswith("prfaas_worker_role{")}
     assert roles == {
         'prfaas_worker_role{role="prefill"}': 1,
         'prfaas_worker_role{role="decode"}': 0,

@@ -17,7 +17,7 @@ async def port() -> AsyncIterator[int]:
         "/metrics": lambda: (200, TEXT, b"a 1\n"),
         "/ready": lambda: (200, TEXT, b"ok\n") if ready else (503, TEXT, b"draining\n"),
     }
-    server = await serve_text("127.0.0.1", 0, routes)
+    server = await serve_text("127.0.0.1", 0, routes, {"/rate": lambda query: (200, TEXT, query.encode())})
     yield server.sockets[0].getsockname()[1]
     server.close()
 
@@ -55,6 +55,13 @@ async def test_head_has_the_length_and_no_body(port: int):
 async def test_anything_else_is_refused(port: int, request_line: bytes, status: bytes):
     """Only GET and HEAD of the paths that were given."""
     assert (await exchange(port, request_line + b" HTTP/1.1\r\n\r\n")).split(b" ")[1] == status
+
+
+async def test_a_command_is_a_post_with_its_arguments_in_the_query(port: int):
+    """And is not to be had with GET, which scrapers and browsers send unasked."""
+    answer = await exchange(port, b"POST /rate?mbit=5 HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"\r\n\r\nmbit=5")
+    assert (await exchange(port, b"GET /rate?mbit=5 HTTP/1.1\r\n\r\n")).split(b" ")[1] == b"404"
 
 
 async def test_an_endless_head_is_not_collected(port: int):

@@ -17,7 +17,7 @@ TABLE = [
     (errors.TransferFailed("a", "reset"), 503, "service_unavailable"),
     (errors.EngineFailed("d0", "oom"), 503, "service_unavailable"),
     (errors.DeadlineExceeded("reserve", 1.0), 504, "timeout_error"),
-    (errors.NamespaceMismatch("a", "b"), 500, "server_error"),
+    (errors.NamespaceMismatch("a", "b"), 503, "service_unavailable"),
     (ValueError("secret detail"), 500, "server_error"),
 ]
 
@@ -34,9 +34,14 @@ def test_each_error_has_its_status(error: Exception, status: int, kind: str):
 
 
 def test_the_table_knows_every_error():
-    """A new kind of error needs a status. ConfigError ends the process, it never meets a request."""
+    """A new kind of error needs a status. ConfigError ends the process and StaleEpoch is a plan's: neither meets a
+    request."""
     kinds = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PrfaasError)}
-    assert kinds - {type(error) for error, _, _ in TABLE} == {PrfaasError, errors.ConfigError}
+    assert kinds - {type(error) for error, _, _ in TABLE} == {
+        PrfaasError,
+        errors.ConfigError,
+        errors.StaleEpoch,
+    }
 
 
 def test_the_client_is_told_when_to_come_back():

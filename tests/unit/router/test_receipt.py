@@ -1,13 +1,26 @@
 """The decision receipt."""
 
+from dataclasses import replace
+
 import pytest
 
 from prfaas.cluster import NodeId
 from prfaas.flows.ports import PrefillReport
 from prfaas.flows.story import Attempt, Ending, Story
-from prfaas.request import TTFT_TERMS, Alternative, AttemptId, Path, Reason, Request, RequestId, Route, Sampling
+from prfaas.request import (
+    TTFT_TERMS,
+    Alternative,
+    AttemptId,
+    Path,
+    Predicted,
+    Reason,
+    Request,
+    RequestId,
+    Route,
+    Sampling,
+)
 from prfaas.tokenizer.text import pack
-from services.router.openai.receipt import account, receipt
+from services.router.openai.receipt import account, described_route, receipt
 
 P0, P1, D0 = NodeId("p0"), NodeId("p1"), NodeId("d0")
 REQUEST = Request(id=RequestId("r"), model="m", prompt=pack(range(1, 1001)), sampling=Sampling(max_tokens=5))
@@ -59,8 +72,27 @@ def test_the_receipt_tells_the_route_and_every_attempt():
         ("p0", "prefill_lost"), ("p1", "done"),
     ]  # fmt: skip
     assert body["alternatives"] == [
-        {"path": "local", "prefill": "d0", "decode": "d0", "uncached_tokens": 999, "transfer_tokens": 0}
+        {
+            "path": "local",
+            "prefill": "d0",
+            "decode": "d0",
+            "uncached_tokens": 999,
+            "transfer_tokens": 0,
+            "transfer_bytes": None,
+            "predicted_ttft_seconds": None,
+            "predicted": None,
+        }
     ]
+
+
+def test_a_route_tells_what_it_was_expected_to_cost():
+    """By the terms of the account, so that both can be compared."""
+    predicted = Predicted(prefill_queue_s=0.5, prefill_s=1.0, transfer_exposed_s=0.25)
+    way = Alternative(Path.LOCAL, D0, D0, 999, 0, predicted=predicted)
+    told = described_route(replace(route(P0, Reason.LONG_PROMPT, 999), alternatives=(way,)), 1000)
+    [alternative] = told["alternatives"]
+    assert alternative["predicted_ttft_seconds"] == 1.75
+    assert set(alternative["predicted"]) <= set(TTFT_TERMS)
 
 
 def test_the_last_prompt_token_is_not_a_cache_hit():

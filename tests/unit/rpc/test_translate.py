@@ -3,7 +3,7 @@
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from prfaas.cluster import Incarnation, Namespace, NodeId, RegionId, WireRange
@@ -139,13 +139,26 @@ def test_an_event_arrives_as_it_was_sent(attempt, event):
     assert (unpack_attempt(message.attempt), unpack_event(message, attempt, WORKER)) == (attempt, event)
 
 
+#: Times 1000 they are a little more than whole milliseconds.
+AWKWARD_S = (2.023, 2.047, 4294967.281)
+
+
 @given(errors)
+@example(Overloaded("cpu", retry_after_s=AWKWARD_S[0]))
+@example(DeadlineExceeded("prefill", AWKWARD_S[0]))
 def test_an_error_keeps_its_facts(error):
     """The router acts on the same error that the worker met: same kind, same fields, same text."""
     found = over_the_wire(error)
     assert type(found) is type(error)
     assert vars(found) == vars(error)
     assert str(found) == str(error)
+
+
+@pytest.mark.parametrize("seconds", AWKWARD_S)
+def test_a_whole_millisecond_stays_one(seconds):
+    """A deadline does not grow on its way because of how a float is stored."""
+    prefill = Prefill(request_id=RequestId("r"), prompt=bytes(4), destination=None, deadline_s=seconds)
+    assert unpack_command(pack_command(ATTEMPT, prefill)) == prefill
 
 
 def test_a_missing_model_crosses_as_the_refusal_it_is():

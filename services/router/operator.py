@@ -1,0 +1,171 @@
+"""What an operator can ask of the cluster and do to it, by way of one router."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from prfaas.cluster import ClusterView, Node, NodeId, NodeKind, Plan, Role
+from prfaas.errors import InvalidRequest
+from prfaas.flows.control import current_threshold, planned_shares
+from prfaas.live.control_ports import LiveControlPorts
+from prfaas.live.steering import Steering
+from prfaas.membership import direct
+from prfaas.membership.election import Election
+from prfaas.membership.follow import ClusterFollower
+from prfaas.membership.plans import PinRecord, plain
+from prfaas.membership.store import Store
+from prfaas.request import Mode
+from prfaas.scheduling.rebalance import Hold, Proposal
+from services.router.explain import described_links, described_situation, explanation
+
+
+class Flip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    role: Role
+    prefill_share: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.5
+
+
+class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    threshold_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    mode: Mode | None = None
+
+
+class Operator:
+    """Raises InvalidRequest for what makes no sense, StaleEpoch when somebody was faster, PeerUnavailable without a
+    store."""
+
+    def __init__(
+        self,
+        store: Store,
+        cluster: str,
+        router: str,
+        follower: ClusterFollower,
+        election: Election,
+        steering: Steering,
+        ports: LiveControlPorts,
+        threshold_tokens: int,
+    ) -> None:
+        self._store, self._cluster, self._router = store, cluster, router
+        self._follower, self._election, self._steering, self._ports = follower, election, steering, ports
+        self._threshold_tokens = threshold_tokens
+
+    def workers(self) -> dict[str, Any]:
+        view = self._follower.view()
+        return {"workers": [self._worker(view, name) for name in sorted(view.nodes)]}
+
+    async def flip(self, name: str, flip: Flip) -> dict[str, Any]:
+        """Publish a plan in which this node has the role, and nothing else is changed."""
+        view = self._follower.view()
+        node = self._node(view, name)
+        if node.kind is not NodeKind.PD:
+            raise InvalidRequest(f"{name} is a prefill worker: it has one role", param="node")
+        share = {Role.PREFILL: 1.0, Role.DECODE: 0.0, Role.MIXED: flip.prefill_share}[flip.role]
+        others = [view.nodes[each] for each in view.decode if each != node.id]
+        if share >= 1 and not any(other.model == node.model for other in others):
+            raise InvalidRequest(f"{name} is the last node that decodes {node.model}", param="role")
+        plan = Plan(
+            epoch=1 + view.highest_epoch,
+            threshold_tokens=current_threshold(view, self._threshold_tokens),
+            shares=planned_shares(view) | {node.id: share},
+            reason=f"operator: {name} to {flip.role.value}",
+        )
+        await direct.publish_plan(self._store, self._cluster, plan, self._router)
+        return {"node": name, "role": flip.role.value, "prefill_share": share, "epoch": plan.epoch}
+
+    async def drain(self, name: str) -> dict[str, Any]:
+        node = self._node(self._follower.view(), name)
+        await direct.drain(self._store, self._cluster, node, self._router)
+        return {"node": name, "draining": True}
+
+    async def undrain(self, name: str) -> dict[str, Any]:
+        await direct.undrain(self._store, self._cluster, name)
+        return {"node": name, "draining": False}
+
+    def threshold(self) -> dict[str, Any]:
+        pin, plan = self._follower.direction.pin, self._follower.direction.plan
+        situation = described_situation(self._steering.situation)
+        return {
+            "threshold_tokens": self._steering.routing.threshold_tokens,
+            "mode": self._steering.routing.mode.value,
+            "decision": situation["threshold"],
+            "pinned": plain(pin) if pin is not None else None,
+            "plan_threshold_tokens": plan.threshold_tokens if plan is not None else None,
+        }
+
+    async def pin(self, pin: Pin) -> dict[str, Any]:
+        if pin.threshold_tokens is None and pin.mode is None:
+            raise InvalidRequest("nothing to pin: give threshold_tokens or mode")
+        mode = pin.mode.value if pin.mode is not None else None
+        record = PinRecord(threshold_tokens=pin.threshold_tokens, mode=mode, made_by=self._router)
+        await direct.pin(self._store, self._cluster, record)
+        return {"pinned": plain(record)}
+
+    async def unpin(self) -> dict[str, Any]:
+        await direct.unpin(self._store, self._cluster)
+        return {"pinned": None}
+
+    def scheduler(self) -> dict[str, Any]:
+        direction, view = self._follower.direction, self._follower.view()
+        demand = self._ports.demand()
+        return {
+            "router": self._router,
+            "leads": self._election.leads,
+            "view_age_seconds": self._follower.age_s(),
+            "plan": plain(direction.plan) if direction.plan is not None else None,
+            "plan_lost": direction.plan_lost,
+            "highest_epoch": view.highest_epoch,
+            "refused_plans": direction.refused_plans,
+            "last_round": _outcome(self._ports.outcome),
+            "routers": [plain(record) | {"lengths": None} for record in direction.routers.values()],
+            "demand": {
+                "arrivals_per_s": demand.arrivals_per_s,
+                "requests": demand.counts.total,
+                "output_tokens": demand.output_tokens,
+            },
+            "links": described_links(self._steering.situation.links),
+        }
+
+    def explain(self, request_id: str) -> dict[str, Any]:
+        decided = self._steering.decisions.find(request_id)
+        if decided is None:
+            raise InvalidRequest(f"no recent request of this router is known as {request_id}", code="not_found")
+        return explanation(decided)
+
+    def _node(self, view: ClusterView, name: str) -> Node:
+        node = view.nodes.get(NodeId(name))
+        if node is None:
+            raise InvalidRequest(f"there is no worker {name}", param="node", code="not_found")
+        return node
+
+    def _worker(self, view: ClusterView, name: NodeId) -> dict[str, Any]:
+        node, record = view.nodes[name], self._follower.record(name)
+        load = node.load
+        return {
+            "id": name,
+            "region": node.region,
+            "kind": node.kind.value,
+            "role": node.role.value,
+            "prefill_share": node.share,
+            "planned_share": view.plan.shares.get(name) if view.plan is not None else None,
+            "phase": record.phase if record is not None else None,
+            "epoch": record.epoch if record is not None else None,
+            "draining": load.draining,
+            "model": node.model,
+            "hardware": node.hardware,
+            "queued_prefill_tokens": load.queued_prefill_tokens,
+            "active_sequences": load.active_sequences,
+            "decoding": load.decoding,
+            "max_batch": load.max_batch,
+            "prefill_busy_ratio": load.prefill_busy_ratio,
+            "decode_busy_ratio": load.decode_busy_ratio,
+            "kv_free_bytes": load.kv_free_bytes,
+        }
+
+
+def _outcome(outcome: Proposal | Hold | None) -> dict[str, Any] | None:
+    match outcome:
+        case None:
+            return None
+        case Proposal():
+            return {"outcome": "proposal", "reason": outcome.reason, "shares": dict(outcome.shares)}
+        case Hold():
+            return {"outcome": "hold", "reason": outcome.reason.value, "detail": outcome.detail}
