@@ -9,10 +9,10 @@ BIN := $(CURDIR)/$(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check stubs docs etcd clean
+.PHONY: help setup demo test check stubs docs reproduce bench-decisions etcd clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
 
 setup: $(STAMP) ## make .venv with everything pinned (PYTHON=, TORCH_WHEEL=)
 
@@ -44,6 +44,12 @@ stubs: setup ## generate the stubs and add what is new to the wire baseline
 
 docs: setup ## generate docs/reference
 	$(BIN)/python -m tools.generate_docs
+
+reproduce: setup ## simulate the paper's case study, check the figures, write docs/reproduction.md (minutes)
+	$(BIN)/prfaas sim reproduce --report docs
+
+bench-decisions: setup ## what a routing decision costs at a thousand nodes
+	PYTHONPATH=. $(BIN)/python bench/decision_cost.py
 
 # Only the binary, into .venv: installing the package would also start a service.
 etcd: $(STAMP)

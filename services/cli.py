@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 it failed while running; 2 the command line or the configu
 """
 
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from prfaas.cluster import Role
 from prfaas.engine.tiny import FAMILIES, build_tiny
 from prfaas.live.wan_relay import RelayRoute, run_relay
 from prfaas.observe.logs import configure
+from prfaas.request import Mode
+from services.admin_cli import ADMIN_COMMANDS
 from services.decode_worker.__main__ import decode_worker
 from services.local_cluster import Plan, Wan
 from services.prefill_worker.__main__ import prefill_worker
 from services.router.__main__ import router
 from services.running import end_with_launcher, run_to_end
 from services.settings import settings
+from services.sim_cli import sim
 from services.up import run as up_until_signal
 
 SECTIONS = ("cluster", "store", "routing", "router", "worker", "kv", "log")
@@ -36,6 +40,9 @@ def main() -> None:
 main.add_command(router)
 main.add_command(prefill_worker)
 main.add_command(decode_worker)
+main.add_command(sim)
+for admin_command in ADMIN_COMMANDS:
+    main.add_command(admin_command)
 
 
 def local_cluster_options(command: Any) -> Any:
@@ -54,10 +61,23 @@ def local_cluster_options(command: Any) -> Any:
 @local_cluster_options
 @click.option("--port", default=8000, help="Port of the OpenAI endpoint; 0 takes a free one.")
 @click.option("--threshold-tokens", default=2048, help="t: more uncached tokens than this go to region a.")
+@click.option(
+    "--mode",
+    type=click.Choice([mode.value for mode in Mode]),
+    default="auto",
+    help="auto: t adapts to link and load; always, never: prefill in region a whatever can be, or nothing.",
+)
+@click.option("--rebalance/--no-rebalance", default=True, help="Plan t and the PD nodes' roles from demand.")
+@click.option("--slow-period-s", default=120.0, type=click.FloatRange(min=0, min_open=True), help="How often to plan.")
+@click.option("--routers", default=1, type=click.IntRange(1), help="Routers; each has a port of its own.")
+@click.option(
+    "--admin-key", default="", help="Serve the admin API, with this key. [PRFAAS_ADMIN_KEY]", envvar="PRFAAS_ADMIN_KEY"
+)
 @click.option("--prefill-workers", default=1, type=click.IntRange(0), help="Prefill workers in region a.")
 @click.option(
     "--pd-roles", default="mixed,mixed", help="A role for each PD node of region b: prefill, decode or mixed."
 )
+@click.option("--cluster", help="Prefix of its keys in the store. [default: local, or one of its own with --etcd]")
 @click.option("--etcd", multiple=True, metavar="HOST:PORT", help="Use this etcd instead of the embedded store.")
 @click.option(
     "--wan-mbit", type=click.FloatRange(min=0, min_open=True), help="Put a line of this rate between the regions."
@@ -75,17 +95,22 @@ def up(
     wan_mbit: float | None,
     wan_rtt_ms: float,
     as_json: bool,
+    cluster: str | None,
+    etcd: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Run a cluster of two regions on this machine until Ctrl-C."""
     roles = tuple(role.strip() for role in pd_roles.split(","))
     if unknown := [role for role in roles if role not in {known.value for known in Role}]:
         raise click.UsageError(f"--pd-roles: {unknown[0]!r} is not one of prefill, decode, mixed")
+    if all(role == Role.PREFILL.value for role in roles):
+        raise click.UsageError("--pd-roles: no node decodes")
     if wan_mbit is None and wan_rtt_ms:
         raise click.UsageError("--wan-rtt-ms needs --wan-mbit")
     wan = Wan(mbit=wan_mbit, rtt_ms=wan_rtt_ms) if wan_mbit else None
+    name = cluster or (f"local-{secrets.token_hex(4)}" if etcd else "local")
     configure(options["log_format"])
-    plan = Plan(model_dir=_model(model_dir, family), pd_roles=roles, wan=wan, **options)
+    plan = Plan(model_dir=_model(model_dir, family), pd_roles=roles, wan=wan, etcd=etcd, cluster=name, **options)
     run_to_end(up_until_signal(plan, as_json))
 
 
@@ -117,6 +142,8 @@ def model() -> None:
 @click.option("--family", type=click.Choice(FAMILIES), required=True)
 def model_build_tiny(directory: Path, family: str) -> None:
     """Write a small seeded model with tokenizer and chat template."""
+    if directory.exists() and any(directory.iterdir()):
+        raise click.UsageError(f"{directory} is not empty: a model there would be overwritten")
     build_tiny(directory, family)
     click.echo(f"built {family} in {directory}")
 

@@ -8,6 +8,7 @@ left is a deadlock and says who waits.
 import heapq
 import inspect
 import random
+import struct
 import sys
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from prfaas.errors import DeadlineExceeded
-from prfaas.sim.task import Cancelled, Event, Queues, Task
+from prfaas.sim.task import Cancelled, Event, Expired, Future, Queues, Task
 
 T = TypeVar("T")
 
@@ -31,6 +32,8 @@ class Deadlock(Exception):
 class Timer:
     """A call in the future that can be taken back."""
 
+    __slots__ = ("call",)
+
     def __init__(self, call: Callable[[], None]) -> None:
         self.call: Callable[[], None] | None = call
 
@@ -41,14 +44,16 @@ class Timer:
 class Kernel:
     """Tasks, timers and the time. It is a `flows.ports.Clock`; `random` is the only source of chance in a run."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | str) -> None:
         self.random = random.Random(seed)
         self.trace = 0
         self._queues = Queues()
         self._now = 0.0
+        self._now_tag = struct.pack("<d", 0.0)
         self._timers: list[tuple[float, int, Timer]] = []
         self._timers_set = 0
         self._tasks: dict[Task[Any], None] = {}
+        self._running: Task[Any] | None = None
 
     def now(self) -> float:
         return self._now
@@ -63,7 +68,7 @@ class Kernel:
     def call_later(self, seconds: float, call: Callable[[], None]) -> Timer:
         timer = Timer(call)
         self._timers_set += 1
-        heapq.heappush(self._timers, (self._now + max(0.0, seconds), self._timers_set, timer))
+        heapq.heappush(self._timers, (self._now + seconds if seconds > 0 else self._now, self._timers_set, timer))
         return timer
 
     def run(self, coroutine: Coroutine[Any, Any, T], name: str = "main") -> T:
@@ -82,23 +87,36 @@ class Kernel:
         with self._finalizing_generators():
             while self._turn(when):
                 pass
-        self._now = max(self._now, when)
+        self._set_time(max(self._now, when))
         self._raise_unseen()
 
     async def sleep(self, seconds: float) -> None:
-        awake = Event("sleep")
-        timer = self.call_later(seconds, awake.set)
+        awake = Future[None]("sleep")
+        timer = self.call_later(seconds, lambda: awake.set_result(None))
         try:
-            await awake.wait()
+            await awake
         finally:
             timer.cancel()
 
     async def within(self, seconds: float, stage: str, awaitable: Awaitable[T]) -> T:
-        winner, result = await self.race({"work": awaitable, "deadline": self.sleep(seconds)})
-        if winner == "deadline":
+        task, limit = self._running, Expired()
+        assert task is not None, "only a task can wait"
+        timer = self.call_later(seconds, lambda: task.expire(limit))
+        try:
+            result = await awaitable
+        except Expired as error:
+            if error is not limit:
+                raise
+        except Exception:
+            # Past the deadline the awaitable was only cleaning up, and how that went is not the caller's answer.
+            if not limit.felt:
+                raise
+        finally:
+            timer.cancel()
+            task.unlimit(limit)
+        if limit.felt:
             raise DeadlineExceeded(stage, seconds)
-        done: T = result
-        return done
+        return result
 
     async def race(self, contenders: Mapping[str, Awaitable[Any]]) -> tuple[str, Any]:
         tasks = {name: self.spawn(_coroutine(contender), name) for name, contender in contenders.items()}
@@ -134,20 +152,29 @@ class Kernel:
             raise error
 
     def _turn(self, latest: float) -> bool:
-        """Make one step, or fire the next timers if they are due by `latest`. False when there is neither."""
-        if self._queues.ready:
-            task = self._queues.ready.popleft()
-            self.trace = zlib.crc32(f"{self._now!r} {task.name}".encode(), self.trace)
-            task.step()
+        """Make the steps that can be made now, or fire the next timers if they are due by `latest`. False when there is
+        neither."""
+        ready = self._queues.ready
+        if ready:
+            while ready:
+                task = self._running = ready.popleft()
+                self.trace = zlib.crc32(task.tag, zlib.crc32(self._now_tag, self.trace))
+                task.step()
+            self._running = None
             return True
-        fired = False
-        while self._timers and self._timers[0][0] <= latest:
-            when, _, timer = heapq.heappop(self._timers)
+        timers, fired = self._timers, False
+        while timers and timers[0][0] <= latest:
+            when, _, timer = heapq.heappop(timers)
             if timer.call is not None:
                 # All timers of one instant fire before anybody runs: what they start is a tie.
-                self._now, latest, fired = when, when, True
+                if when != self._now:
+                    self._set_time(when)
+                latest, fired = when, True
                 timer.call()
         return fired
+
+    def _set_time(self, when: float) -> None:
+        self._now, self._now_tag = when, struct.pack("<d", when)
 
     @contextmanager
     def _finalizing_generators(self) -> Iterator[None]:

@@ -4,54 +4,30 @@ A connection keeps its messages in order, and falls silent once it has lost one.
 the broken connection, and in the view only later.
 """
 
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from prfaas.cluster import ClusterView, NodeId
-from prfaas.errors import PeerUnavailable, PrfaasError, TransferFailed
+from prfaas.errors import PrfaasError
 from prfaas.flows.ports import PrefillReport, Reservation, TokenBatch
-from prfaas.request import AttemptId, Request
+from prfaas.request import AttemptId, Request, Route
+from prfaas.scheduling.routing import RoutingParams
+from prfaas.sim.answers import Answers
 from prfaas.sim.cluster import Lost, SimCluster
-from prfaas.sim.kernel import Kernel
-from prfaas.sim.task import Event
 from prfaas.sim.worker import Reply, SimWorker
 
 T = TypeVar("T")
-
-
-class Answers:
-    """What one command is answered with, in order."""
-
-    def __init__(self, kernel: Kernel, worker: SimWorker) -> None:
-        self.silent = False
-        self._kernel = kernel
-        self._worker = worker
-        self._arrived: deque[Any] = deque()
-        self._more = Event("answer")
-
-    def put(self, answer: Any) -> None:
-        self._arrived.append(answer)
-        self._more.set()
-
-    async def next(self) -> Any:
-        """The next answer; an error is raised. PeerUnavailable when the worker dies first."""
-        if not self._arrived:
-            self._more = Event("answer")
-            await self._kernel.race({"answer": self._more.wait(), "death": self._worker.died.wait()})
-        if not self._arrived:
-            raise PeerUnavailable(self._worker.node.id, "connection lost")
-        answer = self._arrived.popleft()
-        if isinstance(answer, PrfaasError):
-            raise answer
-        return answer
+#: What a worker does with a command, and where it says what came of it.
+Job = Callable[[SimWorker, Reply], None]
 
 
 class SimServePorts:
-    """`flows.ports.ServePorts` of one simulated router."""
+    """`flows.ports.ServePorts` of one simulated router that sees the cluster as it is and follows a fixed rule."""
 
-    def __init__(self, cluster: SimCluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: SimCluster, routing: RoutingParams) -> None:
+        self._cluster, self._routing = cluster, routing
+        #: How many requests have got their first route.
+        self.demand = 0
         self._kernel = cluster.kernel
 
     def now(self) -> float:
@@ -69,12 +45,18 @@ class SimServePorts:
     def view(self) -> ClusterView:
         return self._cluster.view()
 
+    def routing(self) -> RoutingParams:
+        return self._routing
+
+    def routed(self, request: Request, route: Route) -> None:
+        self.demand += 1
+
     def new_attempt(self) -> AttemptId:
         return AttemptId(f"{self._kernel.random.getrandbits(128):032x}")
 
     async def reserve(self, decode: NodeId, attempt: AttemptId, request: Request, source: NodeId) -> Reservation:
-        async def job(worker: SimWorker, _: Reply) -> Reservation:
-            return await worker.reserve(attempt, request)
+        def job(worker: SimWorker, reply: Reply) -> None:
+            reply(worker.reserve(attempt, request))
 
         reservation: Reservation = await self._command(decode, attempt, "reserve", job).next()
         return reservation
@@ -82,18 +64,15 @@ class SimServePorts:
     async def prefill(
         self, prefill: NodeId, attempt: AttemptId, request: Request, reservation: Reservation
     ) -> PrefillReport:
-        async def push(content: bytes, nbytes: int) -> None:
-            await self._transfer(prefill, reservation, content, nbytes)
-
-        async def job(worker: SimWorker, _: Reply) -> PrefillReport:
-            return await worker.prefill(attempt, request, reservation, push)
+        def job(worker: SimWorker, reply: Reply) -> None:
+            worker.prefill(attempt, request, self._cluster.way(worker, reservation), reply)
 
         report: PrefillReport = await self._command(prefill, attempt, "prefill", job).next()
         return report
 
     async def decode(self, reservation: Reservation, request: Request) -> AsyncIterator[TokenBatch]:
-        async def job(worker: SimWorker, reply: Reply) -> TokenBatch:
-            return await worker.decode(reservation.attempt, request, reply)
+        def job(worker: SimWorker, reply: Reply) -> None:
+            worker.decode(reservation.attempt, request, reply)
 
         answers = self._command(reservation.decode, reservation.attempt, "decode", job)
         while True:
@@ -103,24 +82,20 @@ class SimServePorts:
                 return
 
     def release(self, node: NodeId, attempt: AttemptId) -> None:
-        hop_s = self._cluster.hop_s(self._cluster.workers[node])
-        self._kernel.call_later(hop_s, lambda: self._cluster.workers[node].end(attempt))
-
-    def _command(
-        self, node: NodeId, attempt: AttemptId, name: str, job: Callable[[SimWorker, Reply], Awaitable[Any]]
-    ) -> Answers:
         worker = self._cluster.workers[node]
-        answers, hop_s = Answers(self._kernel, worker), self._cluster.hop_s(worker)
-        fault = self._cluster.fault(name, node)
-        answers.silent = fault is Lost.COMMAND
+        # A worker that is cut off finds out by itself that the connection is broken, later.
+        wait_s = self._cluster.network.give_up_s if self._cluster.cut_off(worker) else self._cluster.hop_s(worker)
+        self._kernel.call_later(wait_s, lambda: self._cluster.workers[node].end(attempt))
 
-        async def work(at: SimWorker) -> Any:
-            if isinstance(fault, PrfaasError):
-                raise fault
-            return await job(at, reply)
+    def _command(self, node: NodeId, attempt: AttemptId, name: str, job: Job) -> Answers:
+        cluster, worker = self._cluster, self._cluster.workers[node]
+        answers, hop_s, fault = Answers(node), cluster.hop_s(worker), cluster.fault(name, node)
+        answers.silent = fault is Lost.COMMAND
+        worker.listen(attempt, answers)
 
         def travel(arrive: Callable[[], None]) -> None:
-            answers.silent = answers.silent or self._cluster.chance(self._cluster.faults.lose)
+            if cluster.loses_message(worker):
+                answers.silent = True
             if not answers.silent:
                 self._kernel.call_later(hop_s, arrive)
 
@@ -128,19 +103,14 @@ class SimServePorts:
             travel(lambda: answers.put(answer))
 
         def arrive() -> None:
-            if not worker.died.is_set:
-                worker.start(attempt, name, work, reply)
+            if worker.died.is_set:
+                return
+            try:
+                if isinstance(fault, PrfaasError):
+                    raise fault
+                job(worker, reply)
+            except PrfaasError as error:
+                reply(error)
 
         travel(arrive)
         return answers
-
-    async def _transfer(self, source: NodeId, reservation: Reservation, content: bytes, nbytes: int) -> None:
-        """Move KV between two workers; done when it is acknowledged."""
-        cluster = self._cluster
-        near = cluster.workers[source].node.region == cluster.workers[reservation.decode].node.region
-        hop_s = cluster.network.hop_s if near else cluster.network.far_hop_s
-        await self._kernel.sleep(hop_s if near else hop_s + nbytes / cluster.network.far_bytes_per_s)
-        if cluster.chance(cluster.faults.transfer):
-            raise TransferFailed(reservation.attempt, "line")
-        cluster.workers[reservation.decode].receive(reservation, content)
-        await self._kernel.sleep(hop_s)

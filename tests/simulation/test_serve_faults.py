@@ -18,16 +18,17 @@ from prfaas.flows.story import Ending, Story
 from prfaas.request import NO_MATCHES, Request, RequestId, Sampling
 from prfaas.scheduling.routing import RoutingParams
 from prfaas.sim.cluster import Faults, SimCluster
+from prfaas.sim.content import expected_output
+from prfaas.sim.instance import Costs
 from prfaas.sim.kernel import Kernel
 from prfaas.sim.serve_ports import SimServePorts
 from prfaas.sim.task import Cancelled, Task
-from prfaas.sim.worker import Costs, expected_output
 
 SEEDS = 600
 SEEDS_PER_TEST = 60
 REQUESTS = 10
+ROUTING = RoutingParams(threshold_tokens=300)
 PARAMS = ServeParams(
-    routing=RoutingParams(threshold_tokens=300),
     reserve_timeout_s=0.5,
     prefill_timeout_s=3.0,
     prefill_timeout_s_per_token=0.005,
@@ -86,7 +87,7 @@ class Run:
         self.chance = self.kernel.random
         costs = Costs(kv_room_bytes=self.chance.choice([400_000, 4_000_000]), decode_slots=self.chance.randint(1, 3))
         self.cluster = SimCluster(self.kernel, self._nodes(), costs, faults=self._faults())
-        self.ports = SimServePorts(self.cluster)
+        self.ports = SimServePorts(self.cluster, ROUTING)
         self.clients = [Client(self._request(number)) for number in range(REQUESTS)]
 
     def play(self) -> None:

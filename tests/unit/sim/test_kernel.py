@@ -3,7 +3,7 @@
 import pytest
 
 from prfaas.sim.kernel import Deadlock, Kernel
-from prfaas.sim.task import Cancelled, Event, Future, Slots
+from prfaas.sim.task import Cancelled, Event, Future
 
 
 def test_time_jumps_to_the_next_timer():
@@ -180,27 +180,3 @@ def test_one_seed_gives_one_run():
         return kernel.trace
 
     assert trace(1) == trace(1) != trace(2)
-
-
-@pytest.mark.parametrize("just_given", [False, True], ids=["waiting", "just given"])
-def test_a_slot_is_passed_on_when_its_waiter_is_cancelled(just_given):
-    """Whether the waiter still waits or was given the slot at that very instant, the next one gets it."""
-    kernel, slots, served = Kernel(0), Slots(1), []
-
-    async def user(name: str) -> None:
-        async with slots.one():
-            served.append((name, kernel.now()))
-            await kernel.sleep(1)
-
-    async def main() -> None:
-        first, second, third = (kernel.spawn(user(name), name) for name in ("first", "second", "third"))
-        if just_given:
-            first.when_done(second.cancel)
-        else:
-            kernel.call_later(0.5, second.cancel)
-        await first
-        await third
-
-    kernel.run(main())
-    assert served == [("first", 0.0), ("third", 1.0)]
-    assert slots.taken == 0

@@ -1,0 +1,104 @@
+"""Request traces that others have published, as they come: one reader per format, all giving `Traced` in time order.
+
+Times start at 0. `blocks` are ids of the prompt's blocks, where a trace has them: equal ids at equal places mean equal
+prefixes. What does not fit its format is an error that names file and line.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from prfaas.errors import ConfigError
+from prfaas.sim import servegen
+
+
+class TraceFormat(Enum):
+    """Of the file of requests, or for SERVEGEN of the folder (or tar of one) with its clients."""
+
+    MOONCAKE = "mooncake"
+    AZURE = "azure"
+    SERVEGEN = "servegen"
+    BURSTGPT = "burstgpt"
+    BAILIAN = "bailian"
+
+
+class Traced(NamedTuple):
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...] = ()
+
+
+#: Tokens in a block of a trace that has blocks.
+BLOCK_TOKENS: Mapping[TraceFormat, int] = {TraceFormat.MOONCAKE: 512, TraceFormat.BAILIAN: 16}
+
+T = TypeVar("T")
+
+_SECONDS_PER_DAY = 86400
+
+
+def read(path: Path, trace_format: TraceFormat, seed: int) -> list[Traced]:
+    """All requests of a trace. `seed` matters where the format describes a process rather than requests."""
+    match trace_format:
+        case TraceFormat.SERVEGEN:
+            requests = [Traced(*request) for request in servegen.requests(path, seed)]
+        case TraceFormat.MOONCAKE | TraceFormat.BAILIAN:
+            to_s = 1e-3 if trace_format is TraceFormat.MOONCAKE else 1.0
+            requests = list(_lines(path, lambda line: _of_json(line, to_s)))
+        case TraceFormat.AZURE:
+            requests = list(_rows(path, _of_azure))
+        case TraceFormat.BURSTGPT:
+            requests = list(_rows(path, _of_burstgpt))
+    kept = sorted(request for request in requests if request.prompt_tokens > 0 and request.output_tokens > 0)
+    if not kept:
+        raise ConfigError(str(path), "no requests in this trace")
+    start_s = kept[0].at_s
+    return [request._replace(at_s=request.at_s - start_s) for request in kept]
+
+
+def _of_json(line: str, to_s: float) -> Traced:
+    fields = json.loads(line)
+    blocks = tuple(map(int, fields.get("hash_ids", ())))
+    return Traced(float(fields["timestamp"]) * to_s, int(fields["input_length"]), int(fields["output_length"]), blocks)
+
+
+def _of_azure(row: Mapping[str, str]) -> Traced:
+    return Traced(seconds_of(row["TIMESTAMP"]), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+
+
+def _of_burstgpt(row: Mapping[str, str]) -> Traced:
+    """Failed requests have no response tokens."""
+    return Traced(float(row["Timestamp"]), int(row["Request tokens"]), int(row["Response tokens"]))
+
+
+def seconds_of(stamp: str) -> float:
+    """Of `YYYY-MM-DD hh:mm:ss.fraction`, with or without an offset of zero, since 1970."""
+    day, _, clock = stamp.strip().removesuffix("Z").removesuffix("+00:00").partition(" ")
+    year, month, date = map(int, day.split("-"))
+    hours, minutes, seconds = clock.split(":")
+    # Days since 1970 of a date in the Gregorian calendar, with years that begin in March.
+    year, shifted = (year, month - 3) if month > 2 else (year - 1, month + 9)
+    days = 365 * year + year // 4 - year // 100 + year // 400 + (153 * shifted + 2) // 5 + date - 1 - 719468
+    return days * _SECONDS_PER_DAY + int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+
+
+def _lines(path: Path, parse: Callable[[str], Traced]) -> Iterator[Traced]:
+    with path.open(encoding="utf-8") as file:
+        yield from _parsed(path, ((line, number) for number, line in enumerate(file, 1) if line.strip()), parse)
+
+
+def _rows(path: Path, parse: Callable[[Mapping[str, str]], Traced]) -> Iterator[Traced]:
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        yield from _parsed(path, ((row, reader.line_num) for row in reader), parse)
+
+
+def _parsed(path: Path, lines: Iterable[tuple[T, int]], parse: Callable[[T], Traced]) -> Iterator[Traced]:
+    for line, number in lines:
+        try:
+            yield parse(line)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path}:{number}", f"not a request of this trace format: {error!r}") from error
