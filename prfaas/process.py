@@ -9,9 +9,10 @@ from collections.abc import Sequence
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(sig: signal.Signals = signal.SIGKILL) -> None:
-    """Ask the kernel for `sig` when the parent dies. Linux only; a parent that is gone already counts as dead."""
-    parent = os.getppid()
+def die_with_parent(sig: signal.Signals = signal.SIGKILL, parent: int | None = None) -> None:
+    """Ask the kernel for `sig` when the parent dies. Linux only; a parent that is gone already counts as dead, which
+    only shows to who knows its process id."""
+    parent = os.getppid() if parent is None else parent
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, sig, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), sig)

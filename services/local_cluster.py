@@ -220,7 +220,7 @@ class _Starter:
             stderr=log,
             start_new_session=True,
             # The key goes this way: a command line can be read by everybody.
-            env={**os.environ, LAUNCHED: "1", "PRFAAS_ROUTER_ADMIN_KEY": self._plan.admin_key},
+            env={**os.environ, LAUNCHED: str(os.getpid()), "PRFAAS_ROUTER_ADMIN_KEY": self._plan.admin_key},
         )
 
     async def stop(self) -> None:

@@ -16,7 +16,7 @@ from prfaas.process import die_with_parent
 
 T = TypeVar("T")
 
-#: Set by a launcher for the services it starts: they end with it, however it ends.
+#: Set by a launcher to its process id for the services it starts: they end with it, however it ends.
 LAUNCHED = "PRFAAS_LAUNCHED"
 
 
@@ -29,8 +29,8 @@ def run_service(story: Coroutine[Any, Any, None], log: LogConfig) -> None:
 
 def end_with_launcher() -> None:
     """Stop in order when the launcher dies, if there is one."""
-    if os.environ.get(LAUNCHED):
-        die_with_parent(signal.SIGTERM)
+    if launcher := os.environ.get(LAUNCHED):
+        die_with_parent(signal.SIGTERM, int(launcher))
 
 
 def run_to_end(story: Coroutine[Any, Any, T], run: Callable[[Coroutine[Any, Any, T]], T] = asyncio.run) -> T:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from services.http_client import chat, fetch
+from services.running import LAUNCHED
 from services.up import WORTH_A_RESTART_S
 
 READY_S, GONE_S = 90.0, 20.0
@@ -101,6 +102,15 @@ def test_a_stop_while_starting_is_a_stop(model_dir: ModelDir):
         process.send_signal(signal.SIGINT)
         assert process.wait(GONE_S) == 0
         assert not psutil.wait_procs(children, GONE_S)[1]
+
+
+def test_a_service_whose_launcher_is_gone_already_does_not_start():
+    """A launcher killed while its services start leaves none of them behind."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    environ = os.environ | {LAUNCHED: str(gone.pid)}
+    done = subprocess.run(command("router", "--port", "0"), env=environ, timeout=60, check=False, capture_output=True)
+    assert done.returncode == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(
