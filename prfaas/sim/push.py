@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from prfaas.cluster import NodeId
 from prfaas.sim.kernel import Kernel, Timer
-from prfaas.sim.link import Line, Transfer
+from prfaas.sim.link import Line
+from prfaas.sim.transfer import Transfer
 
 
 class FabricTransfer:

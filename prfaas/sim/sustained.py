@@ -21,7 +21,7 @@ PRECISION = 0.01
 #: How far over the guess the search begins.
 STEP = 0.03
 HOURS = 2
-SEEDS = (1, 2, 3)
+SEEDS = (1, 2, 3, 4)
 #: A cluster that a search cannot overload, or that sustains nothing, is not what was asked about.
 MAX_PROBES = 24
 
@@ -92,9 +92,12 @@ def _least_unbounded(probes: Sequence[Probe]) -> float:
 def probe(
     scenario: Scenario, rate_per_s: float, seeds: Sequence[int], hours: float, processes: int | None = None
 ) -> Probe:
+    """Every second seed has the lengths of the one before it mirrored: the scatter of lengths, which is as large as the
+    differences that are asked for, then mostly cancels."""
+    pairs = [(seed, seeds[place - 1] if place % 2 else None) for place, seed in enumerate(seeds)]
     runs = [
-        msgspec.structs.replace(
-            scenario.at_rate(rate_per_s),
+        scenario.at_rate(rate_per_s).but(
+            workload=msgspec.structs.replace(scenario.at_rate(rate_per_s).workload, mirrors=mirrors),
             seed=seed,
             duration_s=3600.0 * hours,
             warm_up_s=600.0,
@@ -102,7 +105,7 @@ def probe(
             # How finely tokens are handed out changes nothing but the cost.
             token_batch=1 << 20,
         )
-        for seed in seeds
+        for seed, mirrors in pairs
     ]
     summaries = [result.summary for result in run_all(runs, processes)]
     offered, growth = (

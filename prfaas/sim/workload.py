@@ -7,6 +7,8 @@ two policies, or two rates, are compared on common random numbers.
 import math
 import random
 from collections.abc import Iterator
+from functools import cache
+from statistics import NormalDist
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
@@ -63,23 +65,41 @@ class Arrivals(Section, frozen=True):
 
 
 class LogNormal(Section, frozen=True, tag="log_normal", tag_field="kind"):
-    """ln L is normal with `mu` and `sigma`; what falls outside of the bounds is drawn again."""
+    """ln L is normal with `mu` and `sigma`, given that L is within the bounds."""
 
     mu: float = 9.90
     sigma: Annotated[float, Meta(ge=0)] = 1.00
     low_tokens: Tokens = 128
     high_tokens: Tokens = 131072
 
-    def draw(self, chance: random.Random) -> int:
-        while not self.low_tokens <= (length := chance.lognormvariate(self.mu, self.sigma)) <= self.high_tokens:
-            pass
-        return round(length)
+    def draw(self, chance: random.Random, mirrored: bool = False) -> int:
+        """By one uniform number u: the u-quantile, or mirrored the one of 1 - u."""
+        u = chance.random()
+        below, within = _mass(self)
+        normal = below + within * (1.0 - u if mirrored else u)
+        length = math.exp(self.mu + self.sigma * _NORMAL.inv_cdf(min(max(normal, 1e-300), 1.0 - 1e-16)))
+        return min(max(round(length), self.low_tokens), self.high_tokens)
+
+
+_NORMAL = NormalDist()
+
+
+@cache
+def _mass(lengths: LogNormal) -> tuple[float, float]:
+    """Probability below the bounds, and within them."""
+    if lengths.sigma == 0:
+        return 0.0, 1.0
+    below, above = (
+        _NORMAL.cdf((math.log(bound) - lengths.mu) / lengths.sigma)
+        for bound in (lengths.low_tokens, lengths.high_tokens)
+    )
+    return below, above - below
 
 
 class Fixed(Section, frozen=True, tag="fixed", tag_field="kind"):
     tokens: Tokens
 
-    def draw(self, chance: random.Random) -> int:
+    def draw(self, chance: random.Random, mirrored: bool = False) -> int:
         return self.tokens
 
 
@@ -95,12 +115,17 @@ class Trace(Section, frozen=True):
 
 
 class Workload(Section, frozen=True):
-    """Drawn, or out of a trace. `length_changes` multiply prompt lengths, within the context of the model."""
+    """Drawn, or out of a trace. `length_changes` multiply prompt lengths, within the context of the model.
+
+    `mirrors` draws the prompts of the run with that seed the other way round: long where it has short ones. The mean
+    over such a pair scatters less than over two independent runs, each of which is a proper sample.
+    """
 
     arrivals: Arrivals | None = None
     prompts: LogNormal | Fixed = LogNormal()
     outputs: LogNormal | Fixed = Fixed(tokens=1024)
     length_changes: tuple[Change, ...] = ()
+    mirrors: int | None = None
     trace: Trace | None = None
 
     def __post_init__(self) -> None:
@@ -119,14 +144,16 @@ def stream(seed: int, kind: Kind) -> random.Random:
 def drawn(workload: Workload, seed: int, max_context_tokens: int) -> Iterator[Arrival]:
     """Without end."""
     assert workload.arrivals is not None
-    prompts, outputs = stream(seed, "prompts"), stream(seed, "outputs")
+    mirrored = workload.mirrors is not None
+    prompts = stream(seed if workload.mirrors is None else workload.mirrors, "prompts")
+    outputs = stream(seed, "outputs")
     for at_s in arrival_times(workload.arrivals, stream(seed, "gaps")):
         factor = 1.0
         for change in workload.length_changes:
             factor *= change.at(at_s)
         output_tokens = workload.outputs.draw(outputs)
         limit = max_context_tokens - output_tokens
-        prompt_tokens = max(2, min(limit, round(workload.prompts.draw(prompts) * factor)))
+        prompt_tokens = max(2, min(limit, round(workload.prompts.draw(prompts, mirrored) * factor)))
         yield Arrival(at_s, prompt_tokens, output_tokens)
 
 

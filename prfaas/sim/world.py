@@ -7,26 +7,20 @@ from collections.abc import Callable, Iterator
 from itertools import takewhile
 from math import isnan
 from pathlib import Path
-from types import MappingProxyType
 
-from prfaas.cluster import Incarnation, LinkState, Namespace, Node, NodeId, NodeKind, RegionId
+from prfaas.cluster import NodeId, NodeKind
 from prfaas.errors import PrfaasError
 from prfaas.flows.control import ControlParams, fast_loop, slow_loop
-from prfaas.flows.convert_role import Assignment, ConvertParams, Phase, Standing, follow_plans, role_of
-from prfaas.flows.serve import ServeParams, serve
+from prfaas.flows.convert_role import Assignment, ConvertParams, Phase, Standing, follow_plans
+from prfaas.flows.serve import serve
 from prfaas.flows.story import Story
-from prfaas.profile import GBPS
 from prfaas.request import TOKEN_BYTES, Request, RequestId, Sampling
 from prfaas.scheduling.congestion import LinkEstimator, LinkParams
 from prfaas.scheduling.demand import DemandSnapshot
 from prfaas.scheduling.rebalance import Rebalancer
-from prfaas.scheduling.rule import Pair, RoutingParams
 from prfaas.scheduling.threshold import ThresholdController, ThresholdParams
-from prfaas.sim.caches import Caches
-from prfaas.sim.cluster import Network, SimCluster
+from prfaas.sim.blueprint import MODEL, Blueprint
 from prfaas.sim.control_ports import SimControlPorts
-from prfaas.sim.hardware import profiles_of
-from prfaas.sim.instance import Instance
 from prfaas.sim.kernel import Kernel
 from prfaas.sim.mishaps import schedule
 from prfaas.sim.records import Observed, Records
@@ -34,14 +28,12 @@ from prfaas.sim.replay import replayed
 from prfaas.sim.reporter import Reporter
 from prfaas.sim.role_ports import PlanBoard, SimRolePorts
 from prfaas.sim.router import RouterPorts, SimRouter
-from prfaas.sim.scenario import FleetSpec, Scenario
+from prfaas.sim.scenario import Scenario
 from prfaas.sim.series import Series
 from prfaas.sim.store import SimStore
 from prfaas.sim.workload import Arrival, drawn
 
 STORE_NAME = "sim"
-MODEL = "model"
-NAMESPACE = Namespace("sim")
 #: Of a run, for those who wait for it.
 PARTS = 100
 
@@ -52,22 +44,18 @@ class World:
         self.kernel = Kernel(f"{scenario.seed}/world")
         self.records = Records()
         self.in_system = 0
-        names = sorted({fleet.hardware for fleet in scenario.fleets})
-        self.profiles = profiles_of(names, scenario.model, scenario.hardware)
-        self._fleets = {
-            NodeId(f"{fleet.name}-{i}"): (fleet, i) for fleet in scenario.fleets for i in range(fleet.nodes)
-        }
-        self.cluster = self._cluster()
+        self.blueprint = Blueprint(scenario)
+        self.cluster = self.blueprint.cluster(self.kernel)
         self.store = SimStore(self.kernel, scenario.hop_s)
-        self.reporters = {name: self._report(name, place) for place, name in enumerate(self._fleets)}
+        self.reporters = {name: self._report(name, place) for place, name in enumerate(self.blueprint.names)}
         self.routers = [self._router(number) for number in range(scenario.routers)]
         self.board = PlanBoard(STORE_NAME)
         for watcher in (*(router.told for router in self.routers), self.board.told):
             self.store.watch(watcher)
         self.control = [self._steer(number) for number in range(scenario.routers)]
-        self.roles = list(filter(None, map(self._follow_plans, self._fleets)))
+        self.roles = list(filter(None, map(self._follow_plans, self.blueprint.names)))
         self._ports = [RouterPorts(router) for router in self.routers]
-        self._serve = [self._serve_params() for _ in self.routers]
+        self._serve = [self.blueprint.serve_params() for _ in self.routers]
         self.series = Series(self)
         self.kernel.call_later(scenario.warm_up_s, self.cluster.step_times.clear)
         schedule(self)
@@ -92,8 +80,7 @@ class World:
 
     def restart(self, name: NodeId) -> None:
         """A new life of a dead node, with the role that it started with."""
-        fleet, number = self._fleets[name]
-        self.cluster.restart(name, self._node(name, fleet, number))
+        self.cluster.restart(name, self.blueprint.node(name))
         self.reporters[name] = self._report(name, 0)
         if (roles := self._follow_plans(name)) is not None:
             self.roles.append(roles)
@@ -151,59 +138,15 @@ class World:
             self.in_system -= 1
             caches.leave(request.id)
 
-    def _cluster(self) -> SimCluster:
-        scenario = self.scenario
-        far_hop_s = max((link.rtt_s / 2 for link in scenario.links), default=scenario.hop_s)
-        network = Network(
-            hop_s=scenario.hop_s, far_hop_s=far_hop_s, fabric_bytes_per_s=scenario.fabric_gbps * GBPS, view_lag_s=0.0
-        )
-        capacity = {name: fleet.cache_bytes for name, (fleet, _) in self._fleets.items() if fleet.cache_gib > 0}
-        caches = Caches(next(iter(self.profiles.values())), capacity)
-        nodes = [self._node(name, fleet, number) for name, (fleet, number) in self._fleets.items()]
-        cluster = SimCluster(self.kernel, nodes, self._instance, network, caches=caches)
-        for link in scenario.links:
-            cluster.step(RegionId(link.source), RegionId(link.target), link.gbps * GBPS)
-        return cluster
-
-    def _node(self, name: NodeId, fleet: FleetSpec, number: int) -> Node:
-        share = fleet.share(number)
-        return Node(
-            id=name,
-            region=RegionId(fleet.region),
-            kind=fleet.kind,
-            role=role_of(share),
-            incarnation=Incarnation(1),
-            namespace=NAMESPACE,
-            model=MODEL,
-            rpc_address=name,
-            kv_addresses=MappingProxyType({"": name}),
-            max_context_tokens=self.scenario.max_context_tokens,
-            hardware=fleet.hardware,
-            prefill_share=share if 0 < share < 1 else None,
-        )
-
-    def _instance(self, node: Node) -> Instance:
-        fleet, scenario = self._fleets[node.id][0], self.scenario
-        return Instance(
-            profile=self.profiles[fleet.hardware],
-            kv_room_bytes=fleet.kv_room_bytes,
-            max_prefill_tokens=fleet.max_prefill_tokens,
-            chunk_tokens=fleet.chunk_tokens,
-            token_batch=scenario.token_batch,
-            step_limit_s=scenario.step_limit_s,
-            sharing=fleet.sharing,
-        )
-
     def _report(self, name: NodeId, place: int) -> Reporter:
         """Nodes report one after the other, spread over the period."""
-        offset_s = self.scenario.report_s * (1 + place / len(self._fleets))
+        offset_s = self.scenario.report_s * (1 + place / len(self.blueprint.names))
         worker = self.cluster.workers[name]
         return Reporter(self.cluster, self.store, STORE_NAME, worker, self.scenario.report_s, offset_s)
 
     def _router(self, number: int) -> SimRouter:
-        return SimRouter(
-            f"router-{number}", STORE_NAME, self.cluster, RegionId(self.scenario.pd_region), self._routing()
-        )
+        blueprint = self.blueprint
+        return SimRouter(f"router-{number}", STORE_NAME, self.cluster, blueprint.pd_region, blueprint.routing())
 
     def _steer(self, number: int) -> SimControlPorts:
         """Start the loops of a router. The first one leads while there is a store to lead by."""
@@ -216,10 +159,10 @@ class World:
             demand=lambda: DemandSnapshot.merged(each.demand.snapshot(self.kernel.now()) for each in self.routers),
             leads=lambda: number == 0 and self.store.up,
         )
-        links = LinkEstimator(LinkParams(line_bytes_per_s=_lines(self.scenario)))
+        links = LinkEstimator(LinkParams(line_bytes_per_s=self.blueprint.lines))
         params = ControlParams(
             model=MODEL,
-            pd_region=RegionId(self.scenario.pd_region),
+            pd_region=self.blueprint.pd_region,
             threshold_tokens=self.scenario.policy.threshold_tokens,
             report_s=self.scenario.report_s,
             slow_period_s=control.slow_period_s,
@@ -246,34 +189,3 @@ class World:
         following = self.kernel.spawn(follow_plans(ports, start, params), f"role of {name}")
         worker.when_dead(following.cancel)
         return ports
-
-    def _routing(self) -> RoutingParams:
-        policy = self.scenario.policy
-        links = {pair: LinkState(*pair, capacity_bytes_per_s=line) for pair, line in _lines(self.scenario).items()}
-        return RoutingParams(
-            threshold_tokens=policy.threshold_tokens,
-            abundant=policy.abundant,
-            mode=policy.mode,
-            t_min=policy.t_min,
-            t_force=policy.t_force,
-            ttft_slo_s=policy.ttft_slo_s,
-            profiles=self.profiles,
-            links=MappingProxyType(links),
-            rtt_s={(RegionId(link.source), RegionId(link.target)): link.rtt_s for link in self.scenario.links},
-        )
-
-    def _serve_params(self) -> ServeParams:
-        spec = self.scenario.serve
-        return ServeParams(
-            reserve_timeout_s=spec.reserve_timeout_s,
-            prefill_timeout_s=spec.prefill_timeout_s,
-            prefill_timeout_s_per_token=spec.prefill_timeout_s_per_token,
-            first_token_timeout_s=spec.first_token_timeout_s,
-            token_gap_timeout_s=spec.token_gap_timeout_s,
-            max_attempts=spec.max_attempts,
-            choose=self.scenario.policy.decide(),
-        )
-
-
-def _lines(scenario: Scenario) -> dict[Pair, float]:
-    return {(RegionId(link.source), RegionId(link.target)): link.gbps * GBPS for link in scenario.links}

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from prfaas.cluster import NodeId
 from prfaas.sim.kernel import Kernel
-from prfaas.sim.link import Line, Transfer
+from prfaas.sim.link import Line
+from prfaas.sim.transfer import Transfer
 
 P0, P1 = NodeId("p0"), NodeId("p1")
 

@@ -86,6 +86,33 @@ def test_common_random_numbers():
     assert first != list(itertools.islice(drawn(slow, 8, CONTEXT), 20))
 
 
+def test_a_mirrored_run_has_the_opposite_lengths_at_its_own_times():
+    """Together a pair is closer to the distribution than two runs that know nothing of each other."""
+    plain = Workload(arrivals=Arrivals(rate_per_s=1.0))
+    mirrored = Workload(arrivals=Arrivals(rate_per_s=1.0), mirrors=1)
+    ones = list(itertools.islice(drawn(plain, 1, CONTEXT), 4000))
+    others = list(itertools.islice(drawn(mirrored, 2, CONTEXT), 4000))
+    independent = list(itertools.islice(drawn(plain, 2, CONTEXT), 4000))
+    assert [each.at_s for each in others] == [each.at_s for each in independent]
+    median = statistics.median(each.prompt_tokens for each in ones)
+    split = [
+        (one.prompt_tokens > median) + (other.prompt_tokens > median) for one, other in zip(ones, others, strict=True)
+    ]
+    assert sum(count == 1 for count in split) > 3900
+    exact, half = 27_330, len(ones) // 8
+    off = {
+        name: sum(
+            abs(statistics.mean(a.prompt_tokens + b.prompt_tokens for a, b in pairs[start : start + half]) / 2 - exact)
+            for start in range(0, len(ones), half)
+        )
+        for name, pairs in (
+            ("mirrored", list(zip(ones, others, strict=True))),
+            ("independent", list(zip(ones, independent, strict=True))),
+        )
+    }
+    assert off["mirrored"] < 0.8 * off["independent"]
+
+
 def test_lengths_double_from_one_moment_on():
     """Within the context."""
     doubled = Change(at_s=100.0, factor=2.0)
