@@ -2,8 +2,8 @@
 
 Every router runs the fast loop on its own view: with each round of reports it estimates the links and sets the
 threshold by which it routes. The leader alone runs the slow loop: it looks at demand and roles, and now and then
-publishes a plan. What must hold: nothing is changed on the strength of what is not known, and a plan always has a
-higher epoch than any that somebody in the cluster has seen.
+publishes a plan; every router watches, as any of them may come to lead. What must hold: nothing is changed on the
+strength of what is not known, and a plan always has a higher epoch than any that somebody in the cluster has seen.
 """
 
 import math
@@ -16,10 +16,13 @@ from prfaas.flows.ports import Clock
 from prfaas.request import Mode
 from prfaas.scheduling.congestion import LinkEstimator
 from prfaas.scheduling.demand import DemandSnapshot
-from prfaas.scheduling.rebalance import Hold, Observation, Proposal, Rebalancer
+from prfaas.scheduling.rebalance import Hold, HoldReason, Observation, Proposal, Rebalancer
 from prfaas.scheduling.rule import Pair, Profiles
 from prfaas.scheduling.signals import is_silent, read
 from prfaas.scheduling.threshold import ThresholdController, ThresholdDecision
+
+#: While a change is to be confirmed or has steps left, the slow loop looks so many times as often.
+SOONER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,10 @@ class ControlPorts(Clock, Protocol):
 
     def apply(self, decision: ThresholdDecision, links: Mapping[Pair, LinkState], abundant: bool) -> None:
         """Route by this from now on."""
+        ...
+
+    def threshold_tokens(self) -> int:
+        """What routing follows now."""
         ...
 
     def leads(self) -> bool:
@@ -142,16 +149,24 @@ async def slow_loop(ports: ControlPorts, links: LinkEstimator, rebalancer: Rebal
     while True:
         await ports.sleep(params.report_s)
         now, view = ports.now(), ports.view()
+        rebalancer.see(_observation(ports, links, params), ports.threshold_tokens(), now)
         if not ports.leads():
             due = now + params.slow_period_s
         elif ports.plan_lost() and view.plan is not None:
             await ports.publish(replace(view.plan, epoch=view.highest_epoch + 1))
         elif now >= due:
-            due = now + params.slow_period_s
             outcome = rebalancer.consider(_observation(ports, links, params), now)
+            due = now + params.slow_period_s / (SOONER if _is_under_way(outcome) else 1)
             ports.considered(outcome)
             if isinstance(outcome, Proposal):
                 await ports.publish(_plan(view, outcome))
+
+
+def _is_under_way(outcome: Proposal | Hold) -> bool:
+    """Something is wanted that is not confirmed, or not carried out to its end."""
+    if isinstance(outcome, Hold):
+        return outcome.reason in (HoldReason.UNCONFIRMED, HoldReason.CONVERTING)
+    return len(outcome.converts) > 0
 
 
 def current_threshold(view: ClusterView, otherwise: int) -> int:

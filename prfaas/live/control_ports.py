@@ -86,6 +86,9 @@ class LiveControlPorts(AsyncioClock):
             abundant = self._bandwidth == "abundant"
         self._steering.apply(decision, links, abundant)
 
+    def threshold_tokens(self) -> int:
+        return self._steering.routing.threshold_tokens
+
     def leads(self) -> bool:
         return self._election.leads
 

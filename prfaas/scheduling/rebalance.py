@@ -5,13 +5,17 @@ report. The cluster goes there in steps of a few nodes, and only when it is wort
 
 - Too little data is an answer of its own: roles stay.
 - Nodes that have just started or changed count as nodes, but what they report about themselves does not.
-- Noise flips nothing: a change must bring a minimum gain, in several rounds, and a node stays what it has become for a
-  minimum time. One step back within that time is never taken.
+- Noise flips nothing: a change must bring a minimum gain, and more than chance explains. It is made when what was lost
+  without it has come to what it costs, and not before another round agrees: who always waits for that long loses at
+  most twice what one who knew beforehand would have lost. One that goes back counts both ways.
+- A node stays what it has become for a minimum time. One step back within that time is never taken.
+- What is reported once a second is judged over minutes: how busy nodes are (`watch.py`), and what a link carries
+  (`line.py`). The best roles do not depend on the rate of arrivals, so its ups and downs must move none.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 
@@ -21,13 +25,16 @@ from prfaas.scheduling.assignment import Change, changes
 from prfaas.scheduling.correction import Correction, StageReading, mean
 from prfaas.scheduling.demand import DemandSnapshot
 from prfaas.scheduling.evidence import InsufficientData
+from prfaas.scheduling.gains import error, gain, prefill_gain
 from prfaas.scheduling.lengths import Lengths
+from prfaas.scheduling.line import LineMemory
 from prfaas.scheduling.planner import RolePlan, Roles, plan
 from prfaas.scheduling.readings import known
 from prfaas.scheduling.roster import Pool, Roster
 from prfaas.scheduling.signals import stage
 from prfaas.scheduling.staffing import best_threshold, staffed
 from prfaas.scheduling.throughput import Approximation, CostModel, Fleet, Throughput
+from prfaas.scheduling.watch import Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,21 +45,33 @@ class RebalanceParams:
     step_limit_s: float = 0.025
     #: Share of the measured line that may be planned with.
     usable_share: float = 0.95
-    #: Relative gain in sustained requests/s that a change of roles, and one of t alone, must bring.
+    #: Relative gain in sustained requests/s that a change of roles, and one of t alone, must bring, or more where less
+    #: may be chance.
     needed_gain: float = 0.03
     needed_threshold_gain: float = 0.02
-    #: Consecutive rounds that must want the same, and what the gains of roles that they promise must add up to: a large
-    #: gain is taken soon, a small one must show for longer. More is calmer and slower.
+    #: Consecutive rounds that must want the same.
     agreeing_rounds: int = 2
-    needed_evidence: float = 0.12
     #: A node keeps its role, and the cluster its direction, for at least this long.
     dwell_s: float = 120.0
-    #: Nodes that may be between two roles at once. Each is missing from both meanwhile.
-    max_converting: int = 1
+    #: What a change of roles costs, as the part of `dwell_s` in which the cluster could have served all that it
+    #: sustains. It is made when what was forgone without it adds up to that: a large gain is taken soon, a small one
+    #: must show for longer. More is calmer and slower.
+    change_costs: float = 0.125
+    #: Part of the PD nodes that may be between two roles at once, and at least one. Each is missing from both
+    #: meanwhile; fewer make the way to a better plan longer.
+    converting_share: float = 0.25
     #: A node that has not become what it should after this long is taken for what it is.
     convert_timeout_s: float = 600.0
     #: What a node reports is not used before it has been what it is for so long.
     warm_up_s: float = 60.0
+    #: How busy nodes are is averaged over about so long, and says nothing before it was seen for so long under the same
+    #: threshold and roles.
+    busy_memory_s: float = 600.0
+    busy_needed_s: float = 240.0
+    #: A link stays narrow for so long after its last queue, and is so after so many reports under one. Less of either
+    #: follows sooner, and takes a lull for a wide line or a few bad seconds for a narrow one.
+    link_memory_s: float = 150.0
+    link_reports: int = 15
     #: Effective requests that a distribution of lengths must rest on.
     needed_requests: float = 100.0
 
@@ -77,6 +96,8 @@ class HoldReason(Enum):
     CONVERTING = "converting"
     DWELL = "dwell"
     HYSTERESIS = "hysteresis"
+    #: Other roles are wanted, which must show for longer.
+    UNCONFIRMED = "unconfirmed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +128,29 @@ class Rebalancer:
         self._params = params
         self._roster = Roster(params.convert_timeout_s)
         self._correction = Correction()
-        #: What the last rounds wanted (more prefill, less, or only another t), how many of them in a row.
+        self._watch = Watch(params.busy_memory_s)
+        self._line = LineMemory(params.link_memory_s, params.link_reports)
+        #: What the last rounds wanted (more prefill, less, or only another t), how many of them in a row, and what was
+        #: forgone meanwhile, in seconds of all that the cluster sustains.
         self._wanted: tuple[str, int] = ("", 0)
-        self._rounds, self._evidence = 0, 0.0
+        self._rounds, self._forgone_s = 0, 0.0
+        self._considered_at: float | None = None
         self._direction, self._directed_at = 0, -math.inf
 
     @property
     def correction(self) -> Correction:
         return self._correction
 
+    def see(self, observation: Observation, threshold_tokens: int, now: float) -> None:
+        """What there is between two rounds, once per report, with the threshold that routing follows. Without this the
+        rounds go by what is reported at their time."""
+        self._watch.see(observation.view.nodes.values(), threshold_tokens, observation.demand, now)
+        self._line.see(observation.link, now)
+
     def consider(self, observation: Observation, now: float) -> Proposal | Hold:
+        """A round. What is not confirmed yet is worth another one soon."""
+        elapsed_s = self._elapsed_s(now)
+        observation = replace(observation, link=self._line.believed(observation.link))
         pool = self._roster.pool(observation.view, observation.model, now)
         fleet, lengths = self._fleet(observation, pool, Correction()), self._lengths(observation)
         arrivals = known(observation.demand.arrivals_per_s) if observation.demand is not None else None
@@ -131,13 +165,20 @@ class Rebalancer:
         self._learn(observation, pool, fleet, lengths, arrivals, now)
         corrected = self._fleet(observation, pool, self._correction)
         assert isinstance(corrected, Fleet)
-        return self._propose(observation, pool, corrected, lengths, now)
+        return self._propose(observation, pool, corrected, lengths, elapsed_s, now)
 
     def check(self) -> None:
-        assert self._rounds >= 0 and self._evidence >= 0
+        assert self._rounds >= 0 and self._forgone_s >= 0
+        self._line.check()
         self._roster.check()
 
     # -- what there is
+
+    def _elapsed_s(self, now: float) -> float:
+        """Since the last round; not the hours in which another router was the leader."""
+        since = now if self._considered_at is None else self._considered_at
+        self._considered_at = now
+        return min(max(0.0, now - since), self._params.dwell_s)
 
     def _warm(self, pool: Pool, now: float) -> list[Node]:
         return [node for node in pool.nodes if self._roster.tenure_s(node.id, now) >= self._params.warm_up_s]
@@ -177,12 +218,18 @@ class Rebalancer:
         self, observation: Observation, pool: Pool, fleet: Fleet, lengths: Lengths, arrivals: float, now: float
     ) -> None:
         """Expected is what the uncorrected model says, so that the factors are those of the profiles."""
-        warm = self._warm(pool, now)
+        seconds = self._watch.seconds
+        if seconds is not None and seconds < self._params.busy_needed_s:
+            return
+        arrivals = self._watch.arrivals_per_s or arrivals
+        threshold = self._watch.threshold_tokens
+        threshold = observation.threshold_tokens if threshold is None else threshold
+        warm = [self._watch.averaged(node) for node in self._warm(pool, now)]
         staffing = staffed(fleet, [node.share for node in pool.nodes])
-        costs = CostModel.of(fleet, lengths, self._params.approximation).at(observation.threshold_tokens)
+        costs = CostModel.of(fleet, lengths, self._params.approximation).at(threshold)
         p, slots = costs.offloaded_share, fleet.decode.max_batch
         prefilling, decoding = [n for n in warm if n.role.prefills], [n for n in warm if n.role.decodes]
-        remote = _remote(observation)
+        remote = [self._watch.averaged(node) for node in _remote(observation)]
         self._correction = self._correction.towards(
             remote=StageReading(
                 _ratio(arrivals * p * costs.remote_s, fleet.n_prfaas),
@@ -203,7 +250,7 @@ class Rebalancer:
     # -- what is to change
 
     def _propose(
-        self, observation: Observation, pool: Pool, fleet: Fleet, lengths: Lengths, now: float
+        self, observation: Observation, pool: Pool, fleet: Fleet, lengths: Lengths, elapsed_s: float, now: float
     ) -> Proposal | Hold:
         model = CostModel.of(fleet, lengths, self._params.approximation)
         target = plan(fleet, lengths, self._params.roles, self._params.approximation)
@@ -213,10 +260,13 @@ class Rebalancer:
         kept = present.rates(fleet, model, observation.threshold_tokens)
         tuned_t, tuned = best_threshold(fleet, model, present)
         todo = changes(pool.nodes, pool.shares, wanted_shares(target), pool.stuck)
-        gain = _gain(tuned, target.throughput)
-        if todo and gain >= self._params.needed_gain:
-            return self._step(pool, fleet, model, target, tuned, todo, gain, now)
-        if self._retunes(observation.threshold_tokens, tuned_t, kept, tuned):
+        gained, chance = gain(tuned, target.throughput), error(observation.demand)
+        back = _direction(todo) == -self._direction
+        if todo and gained >= max(self._params.needed_gain, (2 if back else 1) * chance):
+            return self._step(
+                pool, fleet, model, target, tuned, todo, gained * elapsed_s if elapsed_s > 0 else 0.0, now
+            )
+        if self._retunes(observation.threshold_tokens, tuned_t, kept, tuned, chance):
             if not self._agreed("threshold", 1 if tuned_t > observation.threshold_tokens else -1, 0.0):
                 return Hold(HoldReason.HYSTERESIS, f"t {tuned_t} is to be confirmed")
             self._wanted = ("", 0)
@@ -229,7 +279,7 @@ class Rebalancer:
                 lambda_max=tuned.lambda_max,
                 current_lambda_max=kept.lambda_max,
             )
-        return self._hold(HoldReason.HYSTERESIS, f"the best roles gain {gain:.1%}")
+        return self._hold(HoldReason.HYSTERESIS, f"the best roles gain {gained:.1%}")
 
     def _step(
         self,
@@ -239,18 +289,19 @@ class Rebalancer:
         target: RolePlan,
         present: Throughput,
         todo: Sequence[Change],
-        gain: float,
+        forgone_s: float,
         now: float,
     ) -> Proposal | Hold:
         """In order: confirmed by enough rounds, not back to where it came from, room for another conversion, and a
         node that has been what it is for long enough."""
-        more = sum(change.after - change.before for change in todo)
-        direction = 1 if more > 0 else -1
-        if not self._agreed("roles", direction, gain) or self._evidence < self._params.needed_evidence:
-            return Hold(HoldReason.HYSTERESIS, f"{target.n_p} prefill, {target.n_d} decode is to be confirmed")
+        direction = _direction(todo)
+        # One that goes back has cost both ways for nothing, if it is wrong.
+        costs_s = self._params.change_costs * self._params.dwell_s * (2 if direction == -self._direction else 1)
+        if not self._agreed("roles", direction, forgone_s) or self._forgone_s < costs_s:
+            return Hold(HoldReason.UNCONFIRMED, f"{target.n_p} prefill, {target.n_d} decode is to be confirmed")
         if direction != self._direction and now - self._directed_at < self._params.dwell_s:
             return Hold(HoldReason.DWELL, "the cluster has just gone the other way")
-        room = self._params.max_converting - len(pool.converting)
+        room = max(1, int(self._params.converting_share * len(pool.nodes))) - len(pool.converting)
         if room <= 0:
             return Hold(HoldReason.CONVERTING, ", ".join(pool.converting))
         settled = self._params.dwell_s
@@ -277,20 +328,22 @@ class Rebalancer:
             current_lambda_max=present.lambda_max,
         )
 
-    def _retunes(self, t: int, tuned_t: int, kept: Throughput, tuned: Throughput) -> bool:
+    def _retunes(self, t: int, tuned_t: int, kept: Throughput, tuned: Throughput, chance: float) -> bool:
+        """Both t are estimates, so that the gain from one to the other is wrong by chance twice."""
         needed = self._params.needed_threshold_gain
-        gains = _gain(kept, tuned) >= needed or _prefill_rate(tuned) >= _prefill_rate(kept) * (1 + 5 * needed)
-        return gains and abs(tuned_t - t) >= 0.1 * max(1, t)
+        return tuned_t != t and (
+            gain(kept, tuned) >= max(needed, 2 * chance) or prefill_gain(kept, tuned) >= max(5 * needed, 2 * chance)
+        )
 
-    def _agreed(self, what: str, direction: int, gain: float) -> bool:
+    def _agreed(self, what: str, direction: int, forgone_s: float) -> bool:
         if (what, direction) != self._wanted:
-            self._wanted, self._rounds, self._evidence = (what, direction), 0, 0.0
-        self._rounds, self._evidence = self._rounds + 1, self._evidence + gain
+            self._wanted, self._rounds, self._forgone_s = (what, direction), 0, 0.0
+        self._rounds, self._forgone_s = self._rounds + 1, self._forgone_s + forgone_s
         return self._rounds >= self._params.agreeing_rounds
 
     def _hold(self, reason: HoldReason, detail: str) -> Hold:
         """Nothing is wanted: whoever wants something later starts from the first round."""
-        self._wanted, self._rounds, self._evidence = ("", 0), 0, 0.0
+        self._wanted, self._rounds, self._forgone_s = ("", 0), 0, 0.0
         return Hold(reason, detail)
 
 
@@ -308,15 +361,10 @@ def _remote(observation: Observation) -> list[Node]:
     ]
 
 
-def _gain(before: Throughput, after: Throughput) -> float:
-    return after.lambda_max / before.lambda_max - 1 if before.lambda_max > 0 else math.inf
-
-
-def _prefill_rate(rates: Throughput) -> float:
-    """What the two ways of prefill sustain together."""
-    p = rates.costs.offloaded_share
-    remote, local = rates.theta_prfaas / p if p > 0 else math.inf, rates.theta_pdp / (1 - p) if p < 1 else math.inf
-    return min(remote, local)
+def _direction(todo: Sequence[Change]) -> int:
+    """Whether more is to be prefilled, or less; 0 where nothing is to change."""
+    more = sum(change.after - change.before for change in todo)
+    return 1 if more > 0 else -1 if todo else 0
 
 
 def _ratio(asked: float, given: float) -> float:

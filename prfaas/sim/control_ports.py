@@ -73,6 +73,9 @@ class SimControlPorts:
     def apply(self, decision: ThresholdDecision, links: Mapping[Pair, LinkState], abundant: bool) -> None:
         self._router.apply(decision, links, abundant)
 
+    def threshold_tokens(self) -> int:
+        return self._router.routing.threshold_tokens
+
     def leads(self) -> bool:
         return self._leads()
 

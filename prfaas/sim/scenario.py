@@ -75,7 +75,7 @@ class ControlSpec(Section, frozen=True):
     slow: bool = False
     slow_period_s: Seconds = 120.0
     roles: Roles = Roles.WHOLE
-    max_converting: Annotated[int, Meta(ge=1)] = 1
+    converting_share: Annotated[float, Meta(ge=0, le=1)] = 0.25
     dwell_s: Annotated[float, Meta(ge=0)] = 120.0
     drain_timeout_s: Seconds = 120.0
     on_drain_timeout: OnDrainTimeout = OnDrainTimeout.ABORT
@@ -89,7 +89,7 @@ class ControlSpec(Section, frozen=True):
             roles=self.roles,
             step_limit_s=default.step_limit_s if step_limit_s is None else step_limit_s,
             dwell_s=self.dwell_s,
-            max_converting=self.max_converting,
+            converting_share=self.converting_share,
         )
 
 

@@ -1,11 +1,12 @@
 """Changing conditions: the product's loops against an oracle that knows each change when it happens."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from prfaas.cluster import Plan
 from prfaas.sim.document import Block, Chart, Heading, Table, Text
 from prfaas.sim.jobs import Job
 from prfaas.sim.plots import Line, Point, line_chart
@@ -32,13 +33,17 @@ def measure(name: str, phase_s: float) -> dict[str, Any]:
     ours, best = _played(condition), oracle(condition)
     result, ideal = result_of(ours), result_of(best)
     windows = [_compared(result, ideal, window) for window in condition.windows]
+    plans = ours.control[0].published
+    back = gone_back(plans, [phase.at_s for phase in condition.phases])
     return {
         "figures": {
             "ttft_ratio": max(window["ttft_ratio"] for window in windows),
             "throughput_ratio": min(window["throughput_ratio"] for window in windows),
             "flips": ours.flips,
             "oracle_flips": best.flips,
-            "turns": _turns(ours, condition),
+            "turns": len(back),
+            "turned": back,
+            "plans": [{"at_s": at_s, "reason": plan.reason} for at_s, plan in plans],
             "rate_per_s": condition.scenario.workload.arrivals.rate_per_s
             if condition.scenario.workload.arrivals
             else 0,
@@ -117,19 +122,23 @@ def _compared(ours: Result, best: Result, window: tuple[float, float]) -> dict[s
     }
 
 
-def _turns(world: World, condition: Condition) -> int:
-    """How often a plan wants more prefill where the one before wanted less, or the other way round."""
-    edges = [*(phase.at_s for phase in condition.phases[1:]), float("inf")]
-    turns, level, direction, phase = 0, None, 0, 0
-    for at_s, plan in world.control[0].published:
+def gone_back(plans: Iterable[tuple[float, Plan]], phases_s: Sequence[float]) -> list[dict[str, Any]]:
+    """The plans that want more prefill where the one before wanted less, or the other way round, and why. `phases_s`:
+    when the phases begin, in each of which the way is open anew."""
+    edges = [*phases_s[1:], float("inf")]
+    back: list[dict[str, Any]] = []
+    level, direction, phase = None, 0, 0
+    for at_s, plan in plans:
         while at_s >= edges[phase]:
             phase, direction = phase + 1, 0
         total = round(sum(plan.shares.values()), 6)
         if level is not None and total != level:
-            turns += direction == (-1 if total > level else 1)
-            direction = 1 if total > level else -1
+            way = 1 if total > level else -1
+            if direction == -way:
+                back.append({"at_s": at_s, "reason": plan.reason})
+            direction = way
         level = total
-    return turns
+    return back
 
 
 def _ttft_over_time(result: Result) -> list[Point]:

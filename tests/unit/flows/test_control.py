@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from prfaas.cluster import (
     ClusterView,
@@ -102,6 +103,9 @@ class Router:
     def apply(self, decision: ThresholdDecision, links: Mapping[Pair, LinkState], abundant: bool) -> None:
         self.applied.append(decision)
 
+    def threshold_tokens(self) -> int:
+        return self.applied[-1].threshold_tokens if self.applied else PARAMS.threshold_tokens
+
     def leads(self) -> bool:
         return self.leading
 
@@ -136,9 +140,9 @@ def fast(*nodes: Node) -> Router:
     return router
 
 
-def slow(*nodes: Node, leading: bool = True) -> Router:
+def slow(*nodes: Node, leading: bool = True, rebalance: RebalanceParams = EAGER) -> Router:
     router = Router(Kernel(seed=0), nodes, leading=leading)
-    router.kernel.spawn(slow_loop(router, LinkEstimator(), Rebalancer(EAGER), PARAMS), "slow loop")
+    router.kernel.spawn(slow_loop(router, LinkEstimator(), Rebalancer(rebalance), PARAMS), "slow loop")
     return router
 
 
@@ -237,6 +241,23 @@ def test_the_leader_publishes_under_the_next_epoch():
     assert plan.epoch == 42 and plan.reason
     assert set(plan.shares) == {f"d{number}" for number in range(8)}
     assert sum(plan.shares.values()) < 7, "with seven of eight prefilling, decode is the limit"
+
+
+def test_what_is_under_way_is_looked_at_sooner():
+    """A change waits to be confirmed for a part of the period, not for a whole one, and so do its further steps."""
+    nodes = (node("p0", far=True), *(node(f"d{number}", 1.0 if number < 7 else 0.0) for number in range(8)))
+    router = slow(*nodes, rebalance=replace(EAGER, agreeing_rounds=2))
+    router.arrive(per_s=2.0)
+    router.later(17.0)
+    (first_at, first), (second_at, second), (third_at, _) = router.rounds
+    assert isinstance(first, Hold) and first.reason is HoldReason.UNCONFIRMED and isinstance(second, Proposal)
+    assert first_at == PARAMS.slow_period_s and second_at - first_at == third_at - second_at == 3.0
+    router.nodes = tuple(
+        node(each.id, router.published[-1].shares.get(each.id, 1.0), far=each.id == "p0") for each in nodes
+    )
+    router.later(600.0)
+    at_rest = [later - earlier for (earlier, _), (later, _) in pairwise(router.rounds[-4:])]
+    assert at_rest == [PARAMS.slow_period_s] * 3
 
 
 def test_a_router_that_does_not_lead_publishes_nothing():
