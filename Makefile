@@ -9,7 +9,7 @@ BIN := $(CURDIR)/$(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check stubs docs reproduce bench-decisions etcd clean
+.PHONY: help setup demo test check stubs docs reproduce bench-decisions sim-coverage etcd clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -50,6 +50,9 @@ reproduce: setup ## simulate the paper's case study, check the figures, write do
 
 bench-decisions: setup ## what a routing decision costs at a thousand nodes
 	PYTHONPATH=. $(BIN)/python bench/decision_cost.py
+
+sim-coverage: setup ## how much of the scheduler and the flows `prfaas sim run` alone reaches
+	$(BIN)/python -m tools.sim_coverage
 
 # Only the binary, into .venv: installing the package would also start a service.
 etcd: $(STAMP)

@@ -9,7 +9,8 @@ So raising t relieves the link as long as the nodes keep up, and after that only
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from prfaas.profile import Profile
 from prfaas.scheduling.lengths import Integral, Lengths
@@ -48,6 +49,8 @@ class PressureModel:
     remote_s: Integral
     remote_bytes: Integral
     local_s: Integral
+    #: What lies on each side of the thresholds that were asked for. They are always the same few.
+    _cuts: dict[int, "_Cut"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, lengths: Lengths, remote: Profile, local: Profile) -> "PressureModel":
@@ -60,16 +63,27 @@ class PressureModel:
         )
 
     def at(self, threshold_tokens: int, arrivals_per_s: float, supply: Supply) -> Pressure:
-        remote = _over(arrivals_per_s * self.remote_s.above(threshold_tokens), supply.remote_nodes)
-        offered = arrivals_per_s * self.remote_bytes.above(threshold_tokens)
+        cut = self._cut(threshold_tokens)
+        remote = _over(arrivals_per_s * cut.remote_s, supply.remote_nodes)
+        offered = arrivals_per_s * cut.remote_bytes
         egress = offered / max(1.0, remote)
         return Pressure(
             threshold_tokens=threshold_tokens,
             egress_bytes_per_s=egress,
             link=None if supply.link_bytes_per_s is None else _over(egress, supply.link_bytes_per_s),
             remote=remote,
-            local=_over(arrivals_per_s * self.local_s.below(threshold_tokens), supply.local_nodes),
+            local=_over(arrivals_per_s * cut.local_s, supply.local_nodes),
         )
+
+    def _cut(self, threshold_tokens: int) -> "_Cut":
+        cut = self._cuts.get(threshold_tokens)
+        if cut is None:
+            cut = self._cuts[threshold_tokens] = _Cut(
+                self.remote_s.above(threshold_tokens),
+                self.remote_bytes.above(threshold_tokens),
+                self.local_s.below(threshold_tokens),
+            )
+        return cut
 
     def short_tokens(self, threshold_tokens: int) -> float | None:
         """E[L | L <= t]; None when nothing is that short."""
@@ -80,6 +94,14 @@ class PressureModel:
         """E[L | L > t]; None when nothing is longer."""
         share = self.lengths.tail(threshold_tokens)
         return self.tokens.above(threshold_tokens) / share if share > 0 else None
+
+
+class _Cut(NamedTuple):
+    """Per request, over all of them: seconds and bytes of those that go to the remote nodes, seconds of the others."""
+
+    remote_s: float
+    remote_bytes: float
+    local_s: float
 
 
 def _over(asked: float, given: float) -> float:

@@ -14,6 +14,8 @@ from prfaas.sim.workload import Arrivals, Fixed, LogNormal, Workload
 FAR, NEAR = "a", "b"
 #: Of a line between two regions.
 RTT_S = 0.02
+#: Hand out all tokens after the first at once. How finely they are handed out changes nothing here but the cost.
+WHOLE_OUTPUTS = 1 << 20
 FLEETS = ("prfaas_pd", "homogeneous", "naive", "mixed")
 
 

@@ -7,6 +7,7 @@ left is a deadlock and says who waits.
 
 import heapq
 import inspect
+import math
 import random
 import struct
 import sys
@@ -19,6 +20,8 @@ from prfaas.errors import DeadlineExceeded
 from prfaas.sim.task import Cancelled, Event, Expired, Future, Queues, Task
 
 T = TypeVar("T")
+#: Fewer timers than this are not worth sweeping.
+LEAST_SWEPT = 1024
 
 
 class Deadlock(Exception):
@@ -49,9 +52,9 @@ class Kernel:
         self.trace = 0
         self._queues = Queues()
         self._now = 0.0
-        self._now_tag = struct.pack("<d", 0.0)
         self._timers: list[tuple[float, int, Timer]] = []
         self._timers_set = 0
+        self._sweep_at = LEAST_SWEPT
         self._tasks: dict[Task[Any], None] = {}
         self._running: Task[Any] | None = None
 
@@ -69,6 +72,8 @@ class Kernel:
         timer = Timer(call)
         self._timers_set += 1
         heapq.heappush(self._timers, (self._now + seconds if seconds > 0 else self._now, self._timers_set, timer))
+        if len(self._timers) >= self._sweep_at:
+            self._sweep()
         return timer
 
     def run(self, coroutine: Coroutine[Any, Any, T], name: str = "main") -> T:
@@ -76,7 +81,8 @@ class Kernel:
         task = self.spawn(coroutine, name)
         with self._finalizing_generators():
             while not task.done:
-                if not self._turn(float("inf")):
+                self._step_all()
+                if not task.done and not self._fire(math.inf):
                     raise Deadlock([waiting.name for waiting in self._tasks])
         result = task.result()
         self._raise_unseen()
@@ -85,9 +91,10 @@ class Kernel:
     def run_until(self, when: float) -> None:
         """Run all that happens up to a time. Raises an error that nobody has seen."""
         with self._finalizing_generators():
-            while self._turn(when):
-                pass
-        self._set_time(max(self._now, when))
+            self._step_all()
+            while self._fire(when):
+                self._step_all()
+        self._now = max(self._now, when)
         self._raise_unseen()
 
     async def sleep(self, seconds: float) -> None:
@@ -151,30 +158,35 @@ class Kernel:
         for error in self._queues.unseen.values():
             raise error
 
-    def _turn(self, latest: float) -> bool:
-        """Make the steps that can be made now, or fire the next timers if they are due by `latest`. False when there is
-        neither."""
+    def _step_all(self) -> None:
+        """Make the steps that can be made now, also those that they make possible."""
         ready = self._queues.ready
-        if ready:
-            while ready:
-                task = self._running = ready.popleft()
-                self.trace = zlib.crc32(task.tag, zlib.crc32(self._now_tag, self.trace))
-                task.step()
-            self._running = None
-            return True
+        if not ready:
+            return
+        now_tag = struct.pack("<d", self._now)
+        while ready:
+            task = self._running = ready.popleft()
+            self.trace = zlib.crc32(task.tag, zlib.crc32(now_tag, self.trace))
+            task.step()
+        self._running = None
+
+    def _fire(self, latest: float) -> bool:
+        """Fire the next timers if they are due by `latest`. All of one instant fire before anybody runs: what they
+        start is a tie."""
         timers, fired = self._timers, False
         while timers and timers[0][0] <= latest:
             when, _, timer = heapq.heappop(timers)
-            if timer.call is not None:
-                # All timers of one instant fire before anybody runs: what they start is a tie.
-                if when != self._now:
-                    self._set_time(when)
-                latest, fired = when, True
-                timer.call()
+            if (call := timer.call) is not None:
+                self._now = latest = when
+                fired = True
+                call()
         return fired
 
-    def _set_time(self, when: float) -> None:
-        self._now, self._now_tag = when, struct.pack("<d", when)
+    def _sweep(self) -> None:
+        """Forget timers that were taken back: limits are long, and nearly all of them are."""
+        self._timers[:] = [entry for entry in self._timers if entry[2].call is not None]
+        heapq.heapify(self._timers)
+        self._sweep_at = max(LEAST_SWEPT, 2 * len(self._timers))
 
     @contextmanager
     def _finalizing_generators(self) -> Iterator[None]:

@@ -5,8 +5,6 @@ or when the node has changed, and no report while the store cannot be reached. A
 with its lease.
 """
 
-from dataclasses import replace
-
 from prfaas.cluster import Egress, NodeLoad
 from prfaas.errors import PeerUnavailable
 from prfaas.membership.records import Kind, Measured, NodeRecord, TelemetryRecord, encode, key_of
@@ -89,14 +87,10 @@ class Meter:
     def load(self) -> NodeLoad:
         now = self._cluster.kernel.now()
         elapsed_s, self._at_s = now - self._at_s, now
-        load, busy_s = self._worker.load(), self._worker.engine.prefill_busy_s
+        busy_s = self._worker.engine.prefill_busy_s
         prefill_s, self._prefill_busy_s = busy_s - self._prefill_busy_s, busy_s
-        return replace(
-            load,
-            egress=tuple(self._egress(elapsed_s)),
-            prefill_busy_ratio=min(1.0, prefill_s / elapsed_s) if elapsed_s > 0 else None,
-            decode_busy_ratio=load.decoding / load.max_batch if load.max_batch else None,
-        )
+        busy_ratio = min(1.0, prefill_s / elapsed_s) if elapsed_s > 0 else None
+        return self._worker.load(tuple(self._egress(elapsed_s)), busy_ratio)
 
     def _egress(self, elapsed_s: float) -> list[Egress]:
         node, told = self._worker.node, []

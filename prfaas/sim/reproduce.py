@@ -3,10 +3,11 @@
 All simulations are independent jobs; `reproduced` makes figures, checks and pages out of their results.
 """
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prfaas.sim.document import Block, Chart, Heading, Table, Text, html, markdown
 from prfaas.sim.jobs import Job
@@ -38,18 +39,44 @@ class Reproduction:
         ]
 
 
+class Spent(NamedTuple):
+    """What a job returned, and the CPU seconds that it took."""
+
+    result: Any
+    cpu_s: float
+
+
 def effort_of(quick: bool) -> Effort:
     return QUICK if quick else FULL
 
 
 def jobs(quick: bool) -> list[Job]:
-    """The longest first, so that no core waits for the last."""
-    effort = effort_of(quick)
-    return [*sustained.jobs(effort), *trace.jobs(effort), *changing.jobs(effort), *reversed(ttft.jobs(effort))]
+    """The longest first, so that no core waits for the last. Each returns `Spent`."""
+    found = [job for each in _by_study(effort_of(quick)).values() for job in each]
+    return [Job(job.name, spent, (job.function, job.arguments)) for job in found]
 
 
-def reproduced(results: Mapping[str, Any], quick: bool) -> Reproduction:
+def spent(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Spent:
+    before = os.times()
+    result = function(*arguments)
+    after = os.times()
+    return Spent(result, (after.user - before.user) + (after.system - before.system))
+
+
+def _by_study(effort: Effort) -> Mapping[str, list[Job]]:
+    return {
+        "sustained": sustained.jobs(effort),
+        "trace": trace.jobs(effort),
+        "changing": changing.jobs(effort),
+        "ttft": ttft.jobs(effort)[::-1],
+    }
+
+
+def reproduced(done: Mapping[str, Spent], quick: bool) -> Reproduction:
+    """`done` is what the jobs returned, by their names."""
     effort = effort_of(quick)
+    results = {name: each.result for name, each in done.items()}
+    cpu_s = {study: sum(done[job.name].cpu_s for job in each) for study, each in _by_study(effort).items()}
     plans = planner.figures()
     times = ttft.figures(results, effort)
     figures: dict[str, Any] = {
@@ -57,6 +84,7 @@ def reproduced(results: Mapping[str, Any], quick: bool) -> Reproduction:
         "simulated": {"sustained": sustained.figures(results), **times},
         "changing": changing.figures(results),
         "trace": trace.figures(results),
+        "effort": {"cpu_seconds": cpu_s},
     }
     found = checks(figures)
     head: list[Block] = [Heading("Wanted and measured")]

@@ -71,6 +71,7 @@ def _summary(world: World, rows: Rows, series: dict[str, npt.NDArray[np.float64]
             "last": float(series["threshold_tokens"][-1]) if len(series["at_s"]) else 0.0,
         },
         "in_system_at_end": float(series["in_system"][-1]) if len(series["at_s"]) else 0.0,
+        "late_offered_per_s": _slope(series["at_s"][late], _arrived(rows, series["at_s"][late])),
         "backlog_growth_per_s": _slope(series["at_s"][late], series["in_system"][late]),
     }
 
@@ -96,8 +97,13 @@ def _tokens_per_s(served: Rows) -> dict[str, float | None]:
     return {"p1": float(p1), "p50": float(p50)}
 
 
+def _arrived(rows: Rows, at_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """How many requests had come at each of these times."""
+    return np.searchsorted(rows["arrived_s"], at_s, side="right").astype(np.float64)
+
+
 def _slope(xs: npt.NDArray[np.float64], ys: npt.NDArray[np.float64]) -> float:
-    """Of the straight line that fits best: requests per second by which the backlog grows."""
+    """Of the straight line that fits best, per second."""
     if len(xs) < 2:
         return math.nan
     return float(np.polyfit(xs - xs[0], ys, 1)[0])

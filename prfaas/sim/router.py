@@ -78,7 +78,8 @@ class RouterPorts(SimServePorts):
         super().routed(request, route)
         self._router.demand.routed(route.uncached_tokens, self.now())
 
-    async def reserve(self, decode: NodeId, attempt: AttemptId, request: Request, source: NodeId) -> Reservation:
+    async def reserve(self, attempt: AttemptId, request: Request, route: Route) -> Reservation:
+        source, decode = route.prefill, route.decode
         cached = self._cluster.caches.held(source, request) if source != decode else Match()
         profile = self._cluster.workers[source].instance.profile
         self._router.overlay.charge(
@@ -90,7 +91,7 @@ class RouterPorts(SimServePorts):
             round(profile.kv_bytes(request.handoff_tokens)) if source != decode else 0,
             self.now(),
         )
-        return await super().reserve(decode, attempt, request, source)
+        return await super().reserve(attempt, request, route)
 
     async def prefill(
         self, prefill: NodeId, attempt: AttemptId, request: Request, reservation: Reservation

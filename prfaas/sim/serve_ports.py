@@ -4,7 +4,7 @@ A connection keeps its messages in order, and falls silent once it has lost one.
 the broken connection, and in the view only later.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from prfaas.cluster import ClusterView, NodeId
@@ -33,14 +33,15 @@ class SimServePorts:
     def now(self) -> float:
         return self._kernel.now()
 
-    async def sleep(self, seconds: float) -> None:
-        await self._kernel.sleep(seconds)
+    # Not async themselves: a coroutine around each of the kernel's would only cost.
+    def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
+        return self._kernel.sleep(seconds)
 
-    async def within(self, seconds: float, stage: str, awaitable: Awaitable[T]) -> T:
-        return await self._kernel.within(seconds, stage, awaitable)
+    def within(self, seconds: float, stage: str, awaitable: Awaitable[T]) -> Coroutine[Any, Any, T]:
+        return self._kernel.within(seconds, stage, awaitable)
 
-    async def race(self, contenders: Mapping[str, Awaitable[Any]]) -> tuple[str, Any]:
-        return await self._kernel.race(contenders)
+    def race(self, contenders: Mapping[str, Awaitable[Any]]) -> Coroutine[Any, Any, tuple[str, Any]]:
+        return self._kernel.race(contenders)
 
     def view(self) -> ClusterView:
         return self._cluster.view()
@@ -54,11 +55,11 @@ class SimServePorts:
     def new_attempt(self) -> AttemptId:
         return AttemptId(f"{self._kernel.random.getrandbits(128):032x}")
 
-    async def reserve(self, decode: NodeId, attempt: AttemptId, request: Request, source: NodeId) -> Reservation:
+    async def reserve(self, attempt: AttemptId, request: Request, route: Route) -> Reservation:
         def job(worker: SimWorker, reply: Reply) -> None:
             reply(worker.reserve(attempt, request))
 
-        reservation: Reservation = await self._command(decode, attempt, "reserve", job).next()
+        reservation: Reservation = await self._command(route.decode, attempt, "reserve", job).next()
         return reservation
 
     async def prefill(

@@ -4,7 +4,7 @@ It offers of the `membership.store.Store` port what the simulated control plane 
 change one hop later. A store that comes back tells them all that it now has, which may be nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from prfaas.errors import PeerUnavailable
@@ -28,7 +28,7 @@ class SimStore:
     def watch(self, watcher: Watcher) -> None:
         """Tell of everything from now on, first of all that there is."""
         self._watchers.append(watcher)
-        self._later(watcher, [self._listing()])
+        self._later((watcher,), [self._listing()])
 
     def put_now(self, key: str, value: bytes, lease: Lease | None = None) -> int:
         """A write that arrives at this moment. Raises PeerUnavailable, LeaseExpired."""
@@ -86,8 +86,7 @@ class SimStore:
         for number in range(1, self._leases + 1):
             with suppress(LeaseExpired):
                 self._data.renew(Lease(number), self._kernel.now())
-        for watcher in self._watchers:
-            self._later(watcher, [self._listing()])
+        self._later(tuple(self._watchers), [self._listing()])
 
     def tick(self) -> None:
         """Let leases end that are over."""
@@ -102,14 +101,21 @@ class SimStore:
         self.tick()
 
     def _listing(self) -> Resync:
-        return Resync(Snapshot(self._data.revision, self._data.select(lambda _: True)))
+        return Resync(Snapshot(self._data.revision, self._data.select(_all)))
 
     def _tell(self, after: int) -> None:
         if self._data.revision == after:
             return
-        events: Batch = [*self._data.changes(lambda _: True, after)]
-        for watcher in self._watchers:
-            self._later(watcher, events)
+        self._later(tuple(self._watchers), [*self._data.changes(_all, after)])
 
-    def _later(self, watcher: Watcher, events: Batch) -> None:
-        self._kernel.call_later(self._hop_s, lambda: watcher(events) if self.up else None)
+    def _later(self, watchers: Iterable[Watcher], events: Batch) -> None:
+        def tell() -> None:
+            if self.up:
+                for watcher in watchers:
+                    watcher(events)
+
+        self._kernel.call_later(self._hop_s, tell)
+
+
+def _all(key: str) -> bool:
+    return True

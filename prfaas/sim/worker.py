@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prfaas.cluster import Node, NodeLoad, Role
+from prfaas.cluster import Egress, Node, NodeLoad, Role
 from prfaas.errors import EngineFailed, Overloaded, TransferFailed
 from prfaas.flows.ports import Reservation, TokenBatch
 from prfaas.request import AttemptId, FinishReason, Request
@@ -40,12 +40,12 @@ class SimWorker:
     """One incarnation of a node."""
 
     def __init__(self, kernel: Kernel, node: Node, instance: Instance, caches: Caches, step_times: StepTimes) -> None:
-        self.node, self.instance, self.caches = node, instance, caches
+        self.instance, self.caches = instance, caches
         self.died = Event(f"death of {node.id}")
         self.kv_free_bytes = instance.kv_room_bytes
         self.committed_tokens = 0
         self.engine = instance.engine(kernel, step_times)
-        self.engine.set_share(node.share, instance.max_batch(node.share))
+        self.become(node)
         self._kernel = kernel
         self._holds: dict[AttemptId, Hold] = {}
         self._prefills: dict[AttemptId, PrefillLeg] = {}
@@ -56,18 +56,22 @@ class SimWorker:
         #: New work of which role it takes.
         self.accepts: Role | None = Role.MIXED
 
-    def load(self) -> NodeLoad:
-        """Without what only a reporter knows: egress and busy ratios."""
-        engine = self.engine
+    def load(self, egress: tuple[Egress, ...] = (), prefill_busy_ratio: float | None = None) -> NodeLoad:
+        """What it holds and does; what it has done lately only a reporter knows."""
+        engine, max_batch = self.engine, self._max_batch
+        decoding = engine.active
         return NodeLoad(
             queued_prefill_tokens=engine.prefill_tokens,
             active_sequences=len(self._holds),
             committed_tokens=self.committed_tokens,
             kv_free_bytes=self.kv_free_bytes,
             kv_total_bytes=self.instance.kv_room_bytes,
-            decoding=engine.active,
+            decoding=decoding,
             waiting_decodes=engine.waiting,
-            max_batch=self.instance.max_batch(self.node.share) if self.node.role.decodes else 0,
+            max_batch=max_batch,
+            egress=egress,
+            prefill_busy_ratio=prefill_busy_ratio,
+            decode_busy_ratio=decoding / max_batch if max_batch else None,
         )
 
     def registration(self) -> Node:
@@ -185,8 +189,9 @@ class SimWorker:
 
     def become(self, node: Node) -> None:
         """Another role, or another share of time for prefill."""
-        self.node = node
-        self.engine.set_share(node.share, self.instance.max_batch(node.share))
+        max_batch = self.instance.max_batch(node.share)
+        self.node, self._max_batch = node, max_batch if node.role.decodes else 0
+        self.engine.set_share(node.share, max_batch)
 
     async def drained(self, keeps: Role | None) -> None:
         """Until what is here now of the roles that it does not keep has ended."""

@@ -76,6 +76,13 @@ def test_the_time_to_the_first_token_is_the_sum_of_what_it_is_made_of():
     assert alone["kv_bytes"] == pytest.approx(H200.kv_bytes(29_999), rel=1e-6)
 
 
+def test_how_finely_tokens_are_handed_out_changes_nothing_but_the_cost():
+    """So studies may hand out a whole output at once."""
+    fine, coarse = (run(scenario(2.0, token_batch=batch, duration_s=300.0)).requests for batch in (16, 1 << 20))
+    for column in ("ttft_s", "finished_s", "predicted_s", "output_tokens", "remote"):
+        assert fine[column].astype(float) == pytest.approx(coarse[column].astype(float), rel=1e-9)
+
+
 def test_a_narrow_line_is_shared_and_shows():
     """At 1 Gbps and five sixths of what that carries all is served, the line is busy as long as that takes, and what a
     prefill cannot hide of its transfer is seen by its request."""

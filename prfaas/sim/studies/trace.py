@@ -11,7 +11,7 @@ import numpy as np
 from prfaas.errors import ConfigError
 from prfaas.request import Mode
 from prfaas.sim.case_study import PRFAAS_PD
-from prfaas.sim.case_study_runs import built
+from prfaas.sim.case_study_runs import WHOLE_OUTPUTS, built
 from prfaas.sim.document import Block, Chart, Heading, Table, Text
 from prfaas.sim.jobs import Job
 from prfaas.sim.plots import Line, bar_chart, distribution, line_chart
@@ -76,6 +76,7 @@ def scenario(name: str, speed: float, recorded_s: float) -> Scenario:
         control=contender.control,
         workload=Workload(trace=trace),
         folder=str(TRACE.parent),
+        token_batch=WHOLE_OUTPUTS,
         duration_s=recorded_s / speed,
         warm_up_s=recorded_s / speed / 12,
     )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from prfaas.sim.case_study_runs import scenario
+from prfaas.sim.case_study_runs import WHOLE_OUTPUTS, scenario
 from prfaas.sim.document import Block, Chart, Heading, Table, Text
 from prfaas.sim.jobs import Job
 from prfaas.sim.plots import Line, distribution, line_chart
@@ -44,7 +44,8 @@ def jobs(effort: Effort) -> list[Job]:
 
 
 def measure(fleet: str, rate_per_s: float, seed: int, duration_s: float) -> Measured:
-    result = run(scenario(fleet, rate_per_s).but(seed=seed, duration_s=duration_s, warm_up_s=duration_s / 12))
+    asked = scenario(fleet, rate_per_s).but(seed=seed, duration_s=duration_s, warm_up_s=duration_s / 12)
+    result = run(asked.but(token_batch=WHOLE_OUTPUTS))
     rows = result.requests
     rows = rows[(rows["arrived_s"] >= duration_s / 12) & ~np.isnan(rows["ttft_s"])]
     bare_s = rows["ttft_s"] - rows["network_s"] - rows["first_step_s"]

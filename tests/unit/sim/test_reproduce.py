@@ -1,12 +1,13 @@
 """The page of a reproduction, the scenarios that it rests on, and the oracle that it compares with."""
 
+import time
 from pathlib import Path
 
 import pytest
 
 from prfaas.sim.case_study_runs import FLEETS, scenario
 from prfaas.sim.document import Chart, Heading
-from prfaas.sim.reproduce import BEGIN, END, HEAD, PAGE, Reproduction, jobs, rewritten, write
+from prfaas.sim.reproduce import BEGIN, END, HEAD, PAGE, Reproduction, jobs, rewritten, spent, write
 from prfaas.sim.scenario import load
 from prfaas.sim.studies.conditions import LOAD, NARROW_GBPS, conditions
 from prfaas.sim.studies.oracle import oracle
@@ -58,6 +59,13 @@ def test_jobs_have_names_of_their_own(quick):
     """Results are looked up by them."""
     names = [job.name for job in jobs(quick)]
     assert len(set(names)) == len(names) > 20
+
+
+def test_a_job_tells_what_it_cost():
+    """CPU time, not time on the clock: other work on the machine does not count."""
+    busy, idle = spent(sum, (range(3_000_000),)), spent(time.sleep, (0.05,))
+    assert (busy.result, idle.result) == (sum(range(3_000_000)), None)
+    assert busy.cpu_s > idle.cpu_s >= 0
 
 
 @pytest.mark.parametrize("fleet", FLEETS)
