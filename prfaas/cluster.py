@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from types import MappingProxyType
-from typing import NewType
+from typing import NamedTuple, NewType
 
 NodeId = NewType("NodeId", str)
 RegionId = NewType("RegionId", str)
@@ -96,9 +97,60 @@ class NodeLoad:
     decode_busy_ratio: float | None = None
 
 
+class Busy(NamedTuple):
+    """What decisions and class orders read of a load. Worked out when a load changes: for a node with each report, with
+    unreported work on top by whoever adds that."""
+
+    queued_prefill_tokens: int
+    active_sequences: int
+    committed_tokens: int
+    #: Sequences that have or will need a batch slot, of so many.
+    running: int
+    max_batch: int
+
+    @classmethod
+    def of(cls, load: NodeLoad) -> "Busy":
+        active = load.active_sequences
+        running = max(active, load.decoding + load.waiting_decodes)
+        return cls(load.queued_prefill_tokens, active, load.committed_tokens, running, load.max_batch)
+
+
 def address_for(addresses: Mapping[str, str], region: RegionId) -> str:
     """The address meant for peers in `region`."""
     return addresses.get(region) or addresses[""]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traits:
+    """What a node is, apart from which one it is and how busy. A decision weighs dozens of nodes of a few traits, so
+    it judges traits and not nodes. Nodes that are alike share one object, as a rule; it is compared by identity."""
+
+    region: RegionId
+    kind: NodeKind
+    role: Role
+    namespace: Namespace
+    model: str
+    wire: WireRange
+    hardware: str
+    prefill_share: float | None
+    draining: bool
+
+    @property
+    def share(self) -> float:
+        """Share of its time for prefill: 1 prefills only, 0 decodes only."""
+        match self.role:
+            case Role.PREFILL:
+                return 1.0
+            case Role.DECODE:
+                return 0.0
+            case Role.MIXED:
+                return 0.5 if self.prefill_share is None else self.prefill_share
+
+    def can_push_to(self, other: "Traits") -> bool:
+        return self.namespace == other.namespace and self.wire.meets(other.wire)
+
+
+_interned = lru_cache(maxsize=1024)(Traits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,24 +178,42 @@ class Node:
     #: Share of its time that a MIXED node gives to prefill.
     prefill_share: float | None = None
     load: NodeLoad = NodeLoad()
+    #: Both follow from the other fields.
+    traits: Traits = field(init=False, repr=False, compare=False)
+    busy: Busy = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        traits = _interned(
+            self.region,
+            self.kind,
+            self.role,
+            self.namespace,
+            self.model,
+            self.wire,
+            self.hardware,
+            self.prefill_share,
+            self.load.draining,
+        )
+        object.__setattr__(self, "traits", traits)
+        object.__setattr__(self, "busy", Busy.of(self.load))
+
+    def check(self) -> None:
+        assert self.busy == Busy.of(self.load)
+        assert (self.region, self.kind, self.role) == (self.traits.region, self.traits.kind, self.traits.role)
+        assert (self.namespace, self.model, self.wire) == (self.traits.namespace, self.traits.model, self.traits.wire)
+        assert (self.hardware, self.load.draining) == (self.traits.hardware, self.traits.draining)
 
     @property
     def share(self) -> float:
         """Share of its time for prefill: 1 prefills only, 0 decodes only."""
-        match self.role:
-            case Role.PREFILL:
-                return 1.0
-            case Role.DECODE:
-                return 0.0
-            case Role.MIXED:
-                return 0.5 if self.prefill_share is None else self.prefill_share
+        return self.traits.share
 
     def kv_address_for(self, region: RegionId) -> str:
         """Where a node in `region` connects to push KV into this one."""
         return address_for(self.kv_addresses, region)
 
     def can_push_to(self, other: "Node") -> bool:
-        return self.namespace == other.namespace and self.wire.meets(other.wire)
+        return self.traits.can_push_to(other.traits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +232,7 @@ class ClusterView:
 
     `remote_prefill`: prefill workers outside the PD region. `local_prefill`: PD nodes whose role prefills.
     `decode`: PD nodes whose role decodes. All lists go from least to most loaded and leave out draining nodes.
-    `loads` holds the loads that are known better than by their nodes' last reports.
+    `loads` holds the loads that are known better than by their nodes' last reports, and `busy` what follows from them.
     """
 
     nodes: Mapping[NodeId, Node] = field(default_factory=lambda: MappingProxyType({}))
@@ -174,10 +244,24 @@ class ClusterView:
     #: cluster.
     highest_epoch: int = 0
     loads: Mapping[NodeId, NodeLoad] = field(default_factory=lambda: MappingProxyType({}))
+    busy: Mapping[NodeId, Busy] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.busy and self.loads:
+            object.__setattr__(self, "busy", {name: Busy.of(load) for name, load in self.loads.items()})
 
     def load_of(self, node: Node) -> NodeLoad:
         """As far as it is known: `node.load` is what was reported."""
         return self.loads.get(node.id, node.load)
+
+    def busy_of(self, node: Node) -> Busy:
+        return self.busy.get(node.id, node.busy)
+
+    def check(self) -> None:
+        for node in self.nodes.values():
+            node.check()
+        busy = {name: Busy.of(load) for name, load in self.loads.items() if name in self.nodes}
+        assert busy == {name: its for name, its in self.busy.items() if name in self.nodes}, "outdated"
 
     def models(self) -> tuple[str, ...]:
         """Models that some live node can decode, in name order."""

@@ -48,7 +48,12 @@ class StoreConfig(_Section, frozen=True):
 
 class RoutingConfig(_Section, frozen=True):
     threshold_tokens: Annotated[
-        int, Meta(ge=0, description="t: prompts with more uncached tokens than this are prefilled remotely.")
+        int,
+        Meta(
+            ge=0,
+            description="t to start with: prompts with more uncached tokens than this are prefilled remotely. A plan in"
+            " the store, also one from before a restart, wins; `prfaas threshold --pin` holds t against both.",
+        ),
     ] = 2048
     mode: Annotated[
         Mode, Meta(description="auto: the length rule; always, never: prefill remotely whatever can be, or nothing.")

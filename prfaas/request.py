@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from prfaas.cluster import NodeId
 
@@ -92,8 +92,7 @@ class Reason(Enum):
     FALLBACK = "fallback"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
+class Predicted(NamedTuple):
     """Expected time to the first token, by the terms of the TTFT account. None of them is below 0."""
 
     prefill_queue_s: float = 0.0
@@ -130,8 +129,7 @@ class Pull:
         return self.transfer_s is not None and self.recompute_s is not None and self.transfer_s < self.recompute_s
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
+class Alternative(NamedTuple):
     """A way that was weighed: what it would have had to compute and to move. Without a profile of the hardware neither
     bytes nor seconds are known."""
 

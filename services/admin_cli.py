@@ -131,12 +131,9 @@ def explain(request_id: str, admin: str, key: str, as_json: bool) -> None:
             f"attempt {number}: {route['path']} because {route['reason']}: {route['uncached_tokens']} uncached tokens,"
             f" t = {route['threshold_tokens']}; {attempt['ending']} {attempt['detail']}".rstrip()
         )
-        table = Table("way", "prefill", "decode", "to compute", "to move", "predicted TTFT (s)")
-        for way in ({**route, "path": f"{route['path']} (chosen)"}, *route["alternatives"]):
-            expected = way["predicted_ttft_seconds"]
-            row = (way["path"], way["prefill"], way["decode"], str(way["uncached_tokens"]), str(way["transfer_tokens"]))
-            table.add_row(*row, "" if expected is None else f"{expected:.3f}")
-        console.print(table)
+        console.print(_ways(route))
+        if pull := route["pull"]:
+            console.print(_pulled(pull))
     if under := told["decided_under"]:
         for link in under["links"]:
             use = "unknown" if link["utilization"] is None else f"{link['utilization']:.0%}"
@@ -144,6 +141,26 @@ def explain(request_id: str, admin: str, key: str, as_json: bool) -> None:
 
 
 ADMIN_COMMANDS = (workers, flip, drain, threshold, explain)
+
+
+def _ways(route: Mapping[str, Any]) -> Table:
+    """The way taken and those that were not. Of the first token's time the terms that are not 0."""
+    table = Table("way", "prefill", "decode", "to compute", "to move", "predicted TTFT (s)", "made up of (s)")
+    for way in ({**route, "path": f"{route['path']} (chosen)"}, *route["alternatives"]):
+        expected, nbytes = way["predicted_ttft_seconds"], way["transfer_bytes"]
+        moved = f"{way['transfer_tokens']}" + ("" if not nbytes else f" ({nbytes / (1 << 20):.1f} MiB)")
+        terms = ", ".join(f"{term} {seconds:.3f}" for term, seconds in (way["predicted"] or {}).items() if seconds)
+        row = (way["path"], way["prefill"], way["decode"], str(way["uncached_tokens"]), moved)
+        table.add_row(*row, "" if expected is None else f"{expected:.3f}", terms)
+    return table
+
+
+def _pulled(pull: Mapping[str, Any]) -> str:
+    fetched = "fetched" if pull["chosen"] else "not fetched"
+    costs = "costs unknown"
+    if pull["transfer_seconds"] is not None:
+        costs = f"{pull['transfer_seconds']:.3f} s to fetch, {pull['recompute_seconds']:.3f} s to compute"
+    return f"cached prefix of {pull['tokens']} tokens on {pull['source']}: {fetched} ({costs})"
 
 
 def _pinned(pin: Mapping[str, Any]) -> str:

@@ -60,7 +60,12 @@ def local_cluster_options(command: Any) -> Any:
 @main.command()
 @local_cluster_options
 @click.option("--port", default=8000, help="Port of the OpenAI endpoint; 0 takes a free one.")
-@click.option("--threshold-tokens", default=2048, help="t: more uncached tokens than this go to region a.")
+@click.option(
+    "--threshold-tokens",
+    default=2048,
+    help="t to start with: more uncached tokens than this go to region a. A plan in the store wins; `prfaas threshold"
+    " --pin` holds t.",
+)
 @click.option(
     "--mode",
     type=click.Choice([mode.value for mode in Mode]),

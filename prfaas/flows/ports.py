@@ -78,8 +78,9 @@ class ServePorts(Clock, Protocol):
 
     def new_attempt(self) -> AttemptId: ...
 
-    async def reserve(self, decode: NodeId, attempt: AttemptId, request: Request, source: NodeId) -> Reservation:
-        """Take room for the request on `decode`, for KV that will come from `source` (which may be `decode` itself)."""
+    async def reserve(self, attempt: AttemptId, request: Request, route: Route) -> Reservation:
+        """Take room for the request on the decode node, for KV that will come from where it is prefilled (which may be
+        the decode node itself)."""
         ...
 
     async def prefill(

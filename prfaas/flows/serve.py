@@ -76,7 +76,7 @@ async def serve(
         story.attempts.append(attempt)
         stage, streaming = Ending.DECODE_LOST, False
         try:
-            reserving = ports.reserve(route.decode, attempt.id, request, route.prefill)
+            reserving = ports.reserve(attempt.id, request, route)
             reservation = await ports.within(params.reserve_timeout_s, "reserve", reserving)
             laps.append(ports.now())
 

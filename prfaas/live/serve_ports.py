@@ -77,9 +77,9 @@ class LiveServePorts:
     def new_attempt(self) -> AttemptId:
         return self._new_id()
 
-    async def reserve(self, decode: NodeId, attempt: AttemptId, request: Request, source: NodeId) -> Reservation:
-        origin = self._node(source)
-        self._steering.reserved(attempt, request, origin, decode, self.now())
+    async def reserve(self, attempt: AttemptId, request: Request, route: Route) -> Reservation:
+        origin, decode = self._node(route.prefill), route.decode
+        self._steering.reserved(attempt, request, route, origin, self.now())
         leg = await self._leg(decode, attempt, request)
         leg.send(
             Reserve(

@@ -5,7 +5,7 @@ hardware is. The serving side reads and feeds it, the control loops set it.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from prfaas.cluster import LinkState, Node, NodeId, RegionId
+from prfaas.cluster import LinkState, Node, RegionId
 from prfaas.flows.ports import PrefillReport
 from prfaas.live.decisions import Decisions
 from prfaas.live.pace import Pace
@@ -32,13 +32,14 @@ class Steering:
         self.demand.routed(route.uncached_tokens, now)
         self.decisions.routed(request, self.situation)
 
-    def reserved(self, attempt: AttemptId, request: Request, prefill: Node, decode: NodeId, now: float) -> None:
-        """Room is about to be taken. What crosses is counted in bytes where the hardware is known."""
+    def reserved(self, attempt: AttemptId, request: Request, route: Route, prefill: Node, now: float) -> None:
+        """Room is about to be taken. The prefill node's queue grows by what it has to compute, which is not what it has
+        cached; what crosses is counted in bytes where the hardware is known."""
         profile = self.pace.profiles.get(prefill.hardware)
-        moves = prefill.id != decode
-        kv_bytes = round(profile.kv_bytes(request.handoff_tokens)) if profile is not None and moves else 0
+        kv_bytes = round(profile.kv_bytes(request.handoff_tokens)) if profile is not None and route.moves_kv else 0
+        to_compute = min(route.prefill_tokens, request.handoff_tokens)
         total_tokens = request.prompt_tokens + request.sampling.max_tokens
-        self.overlay.charge(attempt, prefill.id, decode, request.handoff_tokens, total_tokens, kv_bytes, now)
+        self.overlay.charge(attempt, route.prefill, route.decode, to_compute, total_tokens, kv_bytes, now)
 
     def prefilled(
         self, attempt: AttemptId, request: Request, node: Node | None, report: PrefillReport, now: float

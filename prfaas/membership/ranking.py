@@ -1,37 +1,41 @@
 """The classes of a `ClusterView`, each kept in load order, so that no decision and no report ever sorts the cluster."""
 
 from bisect import bisect_left
+from collections.abc import Mapping
+from functools import partial
 
-from prfaas.cluster import Node, NodeId, NodeKind, RegionId, Role
+from prfaas.cluster import Busy, Node, NodeId, NodeKind, RegionId, Role, Traits
+from prfaas.remembered import Remembered
 
 #: Less is better; among equals the order is that of the ids, the same everywhere.
-Rank = tuple[int, ...]
+Place = tuple[bool, int, int, int, NodeId]
 #: Looking up a member of an Enum costs more than comparing with it.
 PREFILL, DECODE, PD = Role.PREFILL, Role.DECODE, NodeKind.PD
 
 
 class Ranking:
-    """Placing a node costs a bisection. A node without a rank is not in the class."""
+    """Placing a node costs a bisection. A node without a place is not in the class."""
 
     def __init__(self) -> None:
-        self._ranks: dict[NodeId, Rank] = {}
-        # Two lists in one order, so that the ids are had without taking the pairs apart.
-        self._sorted: list[tuple[Rank, NodeId]] = []
+        self._places: dict[NodeId, Place] = {}
+        # Two lists in one order, so that the ids are had without taking the places apart.
+        self._sorted: list[Place] = []
         self._order: list[NodeId] = []
         self._ids: tuple[NodeId, ...] | None = ()
 
-    def place(self, node: NodeId, rank: Rank | None) -> None:
-        before = self._ranks.pop(node, None)
+    def place(self, node: NodeId, place: Place | None) -> None:
+        before = self._places.get(node)
+        if before == place:
+            return
+        self._ids = None
         if before is not None:
-            index = bisect_left(self._sorted, (before, node))
-            del self._sorted[index], self._order[index]
-        if rank is not None:
-            index = bisect_left(self._sorted, (rank, node))
-            self._sorted.insert(index, (rank, node))
+            index = bisect_left(self._sorted, before)
+            del self._sorted[index], self._order[index], self._places[node]
+        if place is not None:
+            index = bisect_left(self._sorted, place)
+            self._sorted.insert(index, place)
             self._order.insert(index, node)
-            self._ranks[node] = rank
-        if before != rank:
-            self._ids = None
+            self._places[node] = place
 
     def ids(self) -> tuple[NodeId, ...]:
         """From least to most loaded."""
@@ -39,24 +43,34 @@ class Ranking:
             self._ids = tuple(self._order)
         return self._ids
 
-    def ranked(self) -> tuple[tuple[Rank, NodeId], ...]:
-        """As `ids`, with the ranks."""
-        return tuple(self._sorted)
+    def places(self) -> list[Place]:
+        """As `ids`, with the loads."""
+        return self._sorted.copy()
 
-    def ranks(self) -> dict[NodeId, Rank]:
-        return self._ranks.copy()
+    def members(self) -> Mapping[NodeId, Place]:
+        """As they are now. It goes on with a copy, because Python copies a dict that much was deleted from slowly, and
+        copies are without holes."""
+        handed_out, self._places = self._places, self._places.copy()
+        return handed_out
 
     def check(self) -> None:
-        assert self._sorted == sorted((rank, node) for node, rank in self._ranks.items()), "order and ranks differ"
-        assert self.ids() == tuple(node for _, node in self._sorted), "the ids are of another order"
+        assert self._sorted == sorted(self._places.values()), "the order is another one"
+        assert all(place[-1] == node for node, place in self._places.items()), "a place is another node's"
+        assert self.ids() == tuple(place[-1] for place in self._sorted), "the ids are of another order"
 
 
-def prefill_rank(load_known: bool, waiting_tokens: int, held_tokens: int, running: int) -> Rank:
-    return not load_known, waiting_tokens, held_tokens, running
+def prefill_place(node: NodeId, busy: Busy, load_known: bool) -> Place:
+    waiting, active, committed, _, _ = busy
+    return not load_known, waiting, committed, active, node
 
 
-def decode_rank(load_known: bool, waiting_tokens: int, held_tokens: int, running: int) -> Rank:
-    return not load_known, running, held_tokens, waiting_tokens
+def decode_place(node: NodeId, busy: Busy, load_known: bool) -> Place:
+    waiting, active, committed, _, _ = busy
+    return not load_known, active, committed, waiting, node
+
+
+#: The rankings that nodes of some traits are in.
+Standing = Remembered[Traits, tuple[Ranking, ...]]
 
 
 class Classes:
@@ -69,37 +83,43 @@ class Classes:
     """
 
     def __init__(self, pd_region: RegionId) -> None:
-        self._pd_region = pd_region
         self.remote_prefill, self.local_prefill, self.decode = Ranking(), Ranking(), Ranking()
+        self.standing: Standing = Remembered(
+            partial(_standing, pd_region, self.remote_prefill, self.local_prefill, self.decode)
+        )
+        self._in: dict[NodeId, tuple[Ranking, ...]] = {}
 
     def place(self, node: Node, *, load_known: bool) -> None:
-        load = node.load
-        self.place_as(node, load_known, load.queued_prefill_tokens, load.committed_tokens, load.active_sequences)
+        self.place_as(node, node.busy, load_known)
 
-    def place_as(self, node: Node, load_known: bool, waiting_tokens: int, held_tokens: int, running: int) -> None:
-        """Place the node as if these were its load."""
-        name, here, there = node.id, self.prefills_here(node), self.prefills_elsewhere(node)
-        rank = prefill_rank(load_known, waiting_tokens, held_tokens, running) if here or there else None
-        self.remote_prefill.place(name, rank if there else None)
-        self.local_prefill.place(name, rank if here else None)
-        decodes = self.decodes(node)
-        self.decode.place(name, decode_rank(load_known, waiting_tokens, held_tokens, running) if decodes else None)
-
-    def prefills_elsewhere(self, node: Node) -> bool:
-        elsewhere = node.region != self._pd_region and node.kind is not PD
-        return elsewhere and node.role is not DECODE and not node.load.draining
-
-    def prefills_here(self, node: Node) -> bool:
-        return node.region == self._pd_region and node.role is not DECODE and not node.load.draining
-
-    def decodes(self, node: Node) -> bool:
-        here = node.region == self._pd_region and node.kind is PD
-        return here and node.role is not PREFILL and not node.load.draining
+    def place_as(self, node: Node, busy: Busy, load_known: bool) -> None:
+        """Place the node as if it were so busy."""
+        name = node.id
+        standing = self.standing[node.traits]
+        if self._in.get(name) is not standing:
+            self.remove(name)
+            self._in[name] = standing
+        for ranking in standing:
+            place = decode_place if ranking is self.decode else prefill_place
+            ranking.place(name, place(name, busy, load_known))
 
     def remove(self, node: NodeId) -> None:
-        for ranking in (self.remote_prefill, self.local_prefill, self.decode):
+        for ranking in self._in.pop(node, ()):
             ranking.place(node, None)
 
     def check(self) -> None:
+        self.standing.check()
         for ranking in (self.remote_prefill, self.local_prefill, self.decode):
             ranking.check()
+            assert {name for name, its in self._in.items() if ranking in its} == ranking.members().keys()
+
+
+def _standing(
+    pd_region: RegionId, remote_prefill: Ranking, local_prefill: Ranking, decode: Ranking, traits: Traits
+) -> tuple[Ranking, ...]:
+    if traits.draining:
+        return ()
+    if traits.region != pd_region:
+        return (remote_prefill,) if traits.kind is not PD and traits.role is not DECODE else ()
+    prefills, decodes = traits.role is not DECODE, traits.kind is PD and traits.role is not PREFILL
+    return (*([local_prefill] if prefills else ()), *([decode] if decodes else ()))

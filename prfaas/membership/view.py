@@ -107,6 +107,8 @@ class MembershipView:
         assert list(self._unconfirmed_until.values()) == sorted(self._unconfirmed_until.values())
         assert self._fresh_since.keys() <= self._telemetry.keys()
         assert self._nodes.keys() == self._records.keys()
+        for node in self._nodes.values():
+            node.check()
         self._classes.check()
         self.direction.check()
 

@@ -1,19 +1,23 @@
-"""The nodes that one request may use: of each class the least loaded few, and those that hold a prefix of it."""
+"""The nodes that one request may use: of each class the least loaded few, and those that hold a prefix of it.
+
+Whether a node may be used for a stage follows from its traits and from the model or the decode node's traits, so that
+it is judged once for each pair of them and then remembered, over many requests.
+"""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from itertools import islice
 
-from prfaas.cluster import ClusterView, Node, NodeId, NodeKind, NodeLoad, RegionId, Role
+from prfaas.cluster import ClusterView, Node, NodeId, NodeKind, Role, Traits
 from prfaas.errors import ModelNotFound, PeerUnavailable
+from prfaas.remembered import Remembered
 from prfaas.request import Matches, Request
 
 #: Of each class this many of the least loaded nodes are weighed, and this many holders of a prefix.
 LEAST_LOADED = 8
 PREFIX_HOLDERS = 16
 
-#: Seconds where they are known of all nodes compared and 0 otherwise, then tokens, then sequences.
-Cost = tuple[float, int, int]
 #: Looking up a member of an Enum costs more than comparing with it.
 PREFILL, DECODE, PD, PREFILL_WORKER = Role.PREFILL, Role.DECODE, NodeKind.PD, NodeKind.PREFILL_WORKER
 
@@ -21,94 +25,57 @@ PREFILL, DECODE, PD, PREFILL_WORKER = Role.PREFILL, Role.DECODE, NodeKind.PD, No
 class Candidates:
     """`holders` are the named holders of a prefix, best first, as far as they can be used."""
 
-    __slots__ = ("_avoid", "_handoff_tokens", "_matches", "_request", "_view", "holders")
+    __slots__ = ("_avoid", "_request", "_view", "holders")
 
     def __init__(self, request: Request, matches: Matches, view: ClusterView, avoid: frozenset[NodeId]) -> None:
-        self._request, self._matches, self._view, self._avoid = request, matches, view, avoid
-        self._handoff_tokens = request.handoff_tokens
-        self.holders = self._usable_holders()
+        self._request, self._view, self._avoid = request, view, avoid
+        # The index may still know a holder that has left, and only the class lists leave draining nodes out.
+        self.holders = [
+            node
+            for name in islice(matches, PREFIX_HOLDERS)
+            if (node := view.nodes.get(name)) is not None and not node.traits.draining and name not in avoid
+        ]
 
     def decoding(self) -> list[Node]:
-        """Raises ModelNotFound, or PeerUnavailable when no node is left."""
-        nodes, model, avoid, found = self._view.nodes, self._request.model, self._avoid, dict[NodeId, Node]()
-        for name in self._view.decode:
-            node = nodes[name]
-            if node.model == model and name not in avoid and node.role is not PREFILL:
-                found[name] = node
-                if len(found) == LEAST_LOADED:
-                    break
-        for node in self.holders:
-            if node.kind is PD and node.role is not PREFILL:
-                found[node.id] = node
+        """Some may be named twice. Raises ModelNotFound, or PeerUnavailable when no node is left."""
+        found = self._fitting(self._view.decode, _decodes(self._request.model))
         if not found:
             raise self._nothing_decodes()
-        return [*found.values()]
+        return found
 
-    def prefilling(self, by_load: Iterable[NodeId], kind: NodeKind, decode: Node) -> list[Node]:
-        """Without the decode node. Namespaces and wire versions must meet. Of nodes that differ in nothing but their
-        queue only those with the shortest are weighed."""
-        nodes, model, avoid, found = self._view.nodes, self._request.model, self._avoid, dict[NodeId, Node]()
-        shortest: dict[tuple[str, RegionId], int] = {}
-        matches, better = self._matches, self._view.loads
-        seen = 0
+    def beside(self, decode: Node) -> list[Node]:
+        """PD nodes that prefill for it, within its region; some may be named twice."""
+        return self._fitting(self._view.local_prefill, _prefills_beside(decode.traits), decode)
+
+    def remote(self, decode: Node) -> list[Node]:
+        """Prefill workers that push into its region; some may be named twice."""
+        return self._fitting(self._view.remote_prefill, _prefills_afar(decode.traits))
+
+    def one_of(self, nodes: list[Node], tokens: Callable[[Node], tuple[int, int]]) -> Node:
+        """The one with the fewest tokens. Of equals another one for another request."""
+        if len(nodes) == 1:
+            return nodes[0]
+        costs = [tokens(node) for node in nodes]
+        fewest = min(costs)
+        nodes = [node for node, cost in zip(nodes, costs, strict=True) if cost == fewest]
+        if len(nodes) == 1:
+            return nodes[0]
+        # Differs from request to request, so that all routers do not pick the same of several idle nodes.
+        salt = f"{self._request.id} "
+        return min(nodes, key=lambda node: hashlib.sha256((salt + node.id).encode()).digest())
+
+    def _fitting(
+        self, by_load: Iterable[NodeId], fits: Remembered[Traits, bool], other_than: Node | None = None
+    ) -> list[Node]:
+        nodes, avoid, left, found = self._view.nodes, self._avoid, LEAST_LOADED, list[Node]()
         for name in by_load:
             node = nodes[name]
-            if (
-                node.model != model
-                or node.kind is not kind
-                or name in avoid
-                or name == decode.id
-                or not _pushes(node, decode)
-            ):
-                continue
-            if node.role is PREFILL and name not in matches:
-                waiting = (better.get(name) or node.load).queued_prefill_tokens
-                if waiting <= shortest.setdefault((node.hardware, node.region), waiting):
-                    found[name] = node
-            else:
-                found[name] = node
-            seen += 1
-            if seen == LEAST_LOADED:
-                break
-        for node in self.holders:
-            if node.kind is kind and node.id != decode.id and _pushes(node, decode):
-                found[node.id] = node
-        return [*found.values()]
-
-    def joint_tokens(self, node: Node) -> int:
-        """What a prefill can resume from. The last token is never taken from a cache."""
-        match = self._matches.get(node.id)
-        return 0 if match is None else min(match.joint, self._handoff_tokens)
-
-    def kv_tokens(self, node: Node) -> int:
-        match = self._matches.get(node.id)
-        return 0 if match is None else min(match.kv, self._handoff_tokens)
-
-    def loads(self, nodes: list[Node]) -> list[NodeLoad]:
-        """As far as they are known."""
-        better = self._view.loads
-        return [better.get(node.id) or node.load for node in nodes]
-
-    def least(self, nodes: list[Node], costs: list[Cost]) -> Node:
-        """Of equals another one for another request."""
-        lowest = min(costs)
-        if costs.count(lowest) == 1:
-            return nodes[costs.index(lowest)]
-        equal = (node for node, its_cost in zip(nodes, costs, strict=True) if its_cost == lowest)
-        return min(equal, key=self._tie)
-
-    def _tie(self, node: Node) -> bytes:
-        """Differs from request to request, so that all routers do not pick the same of several idle nodes."""
-        return hashlib.sha256(f"{self._request.id} {node.id}".encode()).digest()
-
-    def _usable_holders(self) -> list[Node]:
-        """The index may still know a holder that has left, and only the class lists leave draining nodes out."""
-        nodes, model, avoid, found = self._view.nodes, self._request.model, self._avoid, list[Node]()
-        for name in islice(self._matches, PREFIX_HOLDERS):
-            node = nodes.get(name)
-            if node is not None and node.model == model and name not in avoid and not node.load.draining:
+            if fits[node.traits] and node is not other_than and name not in avoid:
                 found.append(node)
-        return found
+                left -= 1
+                if not left:
+                    break
+        return found + [node for node in self.holders if fits[node.traits] and node is not other_than]
 
     def _nothing_decodes(self) -> ModelNotFound | PeerUnavailable:
         model = self._request.model
@@ -117,11 +84,26 @@ class Candidates:
         return ModelNotFound(model)
 
 
-def _pushes(node: Node, decode: Node) -> bool:
-    """A prefill worker pushes into another region, a PD node within its own."""
-    return (
-        node.role is not DECODE
-        and node.namespace == decode.namespace
-        and (node.wire is decode.wire or node.wire.meets(decode.wire))
-        and (node.kind is PD) == (node.region == decode.region)
+@lru_cache(maxsize=64)
+def _decodes(model: str) -> Remembered[Traits, bool]:
+    return Remembered(lambda traits: traits.kind is PD and traits.role is not PREFILL and traits.model == model)
+
+
+@lru_cache(maxsize=256)
+def _prefills_beside(target: Traits) -> Remembered[Traits, bool]:
+    return Remembered(
+        lambda traits: traits.kind is PD and traits.region == target.region and _prefills_for(traits, target)
     )
+
+
+@lru_cache(maxsize=256)
+def _prefills_afar(target: Traits) -> Remembered[Traits, bool]:
+    return Remembered(
+        lambda traits: (
+            traits.kind is PREFILL_WORKER and traits.region != target.region and _prefills_for(traits, target)
+        )
+    )
+
+
+def _prefills_for(traits: Traits, target: Traits) -> bool:
+    return traits.role is not DECODE and traits.model == target.model and traits.can_push_to(target)

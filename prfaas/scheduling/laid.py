@@ -1,26 +1,11 @@
 """The fold's view as it looks with a router's own work on top, made as far as a decision looks."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
-from operator import attrgetter
 from typing import NamedTuple, overload
 
-from prfaas.cluster import Node, NodeId, NodeLoad
-from prfaas.membership.ranking import Rank
-
-_FIELDS = tuple(field.name for field in fields(NodeLoad))
-_values_of = attrgetter(*_FIELDS)
-_SETTERS = {name: getattr(NodeLoad, name).__set__ for name in _FIELDS}
-
-
-def copy_load(original: NodeLoad, **changes: int) -> NodeLoad:
-    """`dataclasses.replace` for this one kind, several times as fast: it is made for every change to any node."""
-    made = object.__new__(NodeLoad)
-    for put, value in zip(_SETTERS.values(), _values_of(original), strict=True):
-        put(made, value)
-    for name, value in changes.items():
-        _SETTERS[name](made, value)
-    return made
+from prfaas.cluster import Busy, Node, NodeId, NodeLoad
+from prfaas.membership.ranking import Place, Ranking, Standing
 
 
 class Work(NamedTuple):
@@ -33,71 +18,110 @@ class Work(NamedTuple):
     decoding: int = 0
 
     def plus(self, other: "Work") -> "Work":
-        return Work(
-            self.prefill_tokens + other.prefill_tokens,
-            self.sequences + other.sequences,
-            self.tokens + other.tokens,
-            self.kv_bytes + other.kv_bytes,
-            self.decoding + other.decoding,
-        )
+        a, b, c, d, e = self
+        f, g, h, i, j = other
+        return Work(a + f, b + g, c + h, d + i, e + j)
 
     def reversed(self) -> "Work":
         return Work(-self.prefill_tokens, -self.sequences, -self.tokens, -self.kv_bytes, -self.decoding)
 
     def onto(self, load: NodeLoad) -> NodeLoad:
         """What is taken away was perhaps never reported, so nothing falls below 0."""
-        return copy_load(
-            load,
-            queued_prefill_tokens=max(0, load.queued_prefill_tokens + self.prefill_tokens),
-            active_sequences=max(0, load.active_sequences + self.sequences),
-            committed_tokens=max(0, load.committed_tokens + self.tokens),
-            kv_free_bytes=min(max(0, load.kv_free_bytes - self.kv_bytes), max(load.kv_total_bytes, load.kv_free_bytes)),
-            decoding=max(0, load.decoding + self.decoding),
+        free, total = load.kv_free_bytes, load.kv_total_bytes
+        return NodeLoad(
+            max(0, load.queued_prefill_tokens + self.prefill_tokens),
+            max(0, load.active_sequences + self.sequences),
+            max(0, load.committed_tokens + self.tokens),
+            min(max(0, free - self.kv_bytes), max(total, free)) if self.kv_bytes else free,
+            total,
+            load.draining,
+            max(0, load.decoding + self.decoding),
+            load.waiting_decodes,
+            load.max_batch,
+            load.egress,
+            load.prefill_busy_ratio,
+            load.decode_busy_ratio,
         )
 
+    def busy(self, load: NodeLoad) -> Busy:
+        """Of the load with this on top. Worked out for every change to any node, unlike the load itself."""
+        waiting, active = load.queued_prefill_tokens + self.prefill_tokens, load.active_sequences + self.sequences
+        committed, decoding = load.committed_tokens + self.tokens, load.decoding + self.decoding
+        waiting, active = waiting if waiting > 0 else 0, active if active > 0 else 0
+        running = (decoding if decoding > 0 else 0) + load.waiting_decodes
+        running = running if running > active else active
+        return Busy(waiting, active, committed if committed > 0 else 0, running, load.max_batch)
 
-NOTHING = Work()
+
+NOTHING, HANDED_OVER = Work(), Work(decoding=1)
+
+
+class Loads(Mapping[NodeId, NodeLoad]):
+    """The loads of nodes with own work on top, made when asked for: decisions do without."""
+
+    __slots__ = ("_nodes", "_own")
+
+    def __init__(self, nodes: Mapping[NodeId, Node], own: Mapping[NodeId, Work]) -> None:
+        self._nodes, self._own = nodes, own
+
+    def __getitem__(self, name: NodeId) -> NodeLoad:
+        return self._own[name].onto(self._nodes[name].load)
+
+    def __iter__(self) -> Iterator[NodeId]:
+        return (name for name in self._own if name in self._nodes)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class Known(NamedTuple):
+    """The load of a node is known if its last report is younger than that."""
+
+    reported_at: Mapping[NodeId, float]
+    since: float
 
 
 class Merged(Sequence[NodeId]):
     """A class in load order: those that were not touched as the fold has them, and in between those that were, as far
     as they still belong to it."""
 
-    __slots__ = ("_base", "_belongs", "_moved", "_nodes", "_rank_of", "_ranks")
+    __slots__ = ("_base", "_known", "_moved", "_nodes", "_place_of", "_ranking", "_standing", "_touched")
 
     def __init__(
         self,
         base: Sequence[NodeId],
-        moved: Sequence[tuple[Rank, NodeId]],
-        ranks: Mapping[NodeId, Rank],
+        ranking: Ranking,
         nodes: Mapping[NodeId, Node],
-        belongs: Callable[[Node], bool],
-        rank_of: Callable[[NodeId], Rank],
+        standing: Standing,
+        place_of: Callable[[NodeId, Busy, bool], Place],
+        known: Known,
     ) -> None:
-        self._base, self._moved, self._ranks = base, moved, ranks
-        self._nodes, self._belongs, self._rank_of = nodes, belongs, rank_of
+        self._base, self._ranking, self._moved, self._touched = base, ranking, ranking.places(), ranking.members()
+        self._nodes, self._standing, self._place_of, self._known = nodes, standing, place_of, known
 
     def __iter__(self) -> Iterator[NodeId]:
-        ranks, moved = self._ranks, self._still_here()
-        at = next(moved, None)
+        nodes, touched, place_of, (reported_at, since) = self._nodes, self._touched, self._place_of, self._known
+        moved = self._still_here()
+        at, never = next(moved, None), -math.inf
         for name in self._base:
-            if name in ranks:
+            if name in touched:
                 continue
             if at is not None:
-                place = (self._rank_of(name), name)
+                place = place_of(name, nodes[name].busy, reported_at.get(name, never) > since)
                 while at is not None and at < place:
-                    yield at[1]
+                    yield at[-1]
                     at = next(moved, None)
             yield name
         if at is not None:
-            yield at[1]
-            yield from (name for _, name in moved)
+            yield at[-1]
+            yield from (place[-1] for place in moved)
 
-    def _still_here(self) -> Iterator[tuple[Rank, NodeId]]:
+    def _still_here(self) -> Iterator[Place]:
         """A node may have left, drain or have changed its role without a report."""
+        nodes, standing, mine = self._nodes, self._standing, self._ranking
         for place in self._moved:
-            node = self._nodes.get(place[1])
-            if node is not None and self._belongs(node):
+            node = nodes.get(place[-1])
+            if node is not None and mine in standing[node.traits]:
                 yield place
 
     def __len__(self) -> int:

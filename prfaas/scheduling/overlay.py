@@ -10,13 +10,12 @@ by the size of the cluster.
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from prfaas.cluster import ClusterView, Node, NodeId, NodeLoad, RegionId
-from prfaas.membership.ranking import Classes, Rank, Ranking, decode_rank, prefill_rank
+from prfaas.cluster import Busy, ClusterView, Node, NodeId, RegionId
+from prfaas.membership.ranking import Classes, decode_place, prefill_place
 from prfaas.request import AttemptId
-from prfaas.scheduling.laid import NOTHING, Merged, Work
+from prfaas.scheduling.laid import HANDED_OVER, NOTHING, Known, Loads, Merged, Work
 
 
 @dataclass(slots=True)
@@ -45,7 +44,10 @@ class Overlay:
         self._unreported: dict[NodeId, _Unreported] = {}
         self._reported_at: dict[NodeId, float] = {}
         self._classes = Classes(pd_region)
-        self._loads: dict[NodeId, NodeLoad] = {}
+        #: Of nodes with own work: how much, and how busy that makes them by their last report. Nodes are laid over
+        #: again when own work or a report changes them, at the next decision.
+        self._own: dict[NodeId, Work] = {}
+        self._busy: dict[NodeId, Busy] = {}
         #: Nodes to be laid over again; a dict, because its order is that of the events.
         self._changed: dict[NodeId, None] = {}
         self._base: ClusterView | None = None
@@ -63,8 +65,7 @@ class Overlay:
     ) -> None:
         """An attempt was routed. `total_tokens`: prompt and output, as the decode node commits them."""
         assert attempt not in self._attempts
-        prefilling = Work(prefill_tokens=prefill_tokens)
-        reserved = Work(sequences=1, tokens=total_tokens, kv_bytes=kv_bytes)
+        prefilling, reserved = Work(prefill_tokens), Work(0, 1, total_tokens, kv_bytes)
         self._attempts[attempt] = _Attempt(prefill, decode, prefilling, reserved)
         self._add(prefill, prefilling, now)
         self._add(decode, reserved, now)
@@ -72,18 +73,18 @@ class Overlay:
     def prefilled(self, attempt: AttemptId, now: float) -> None:
         """Its prefill is over and it was handed to decode."""
         held = self._attempts.get(attempt)
-        if held is None or held.prefilling == NOTHING:
+        if held is None or held.prefilling is NOTHING:
             return
         self._add(held.prefill, held.prefilling.reversed(), now)
-        handed = Work(decoding=1)
-        self._add(held.decode, handed, now)
-        held.prefilling, held.decoding = NOTHING, held.decoding.plus(handed)
+        self._add(held.decode, HANDED_OVER, now)
+        held.prefilling, held.decoding = NOTHING, held.decoding.plus(HANDED_OVER)
 
     def discharge(self, attempt: AttemptId, now: float) -> None:
         """It is over, however it ended. Idempotent."""
         held = self._attempts.pop(attempt, None)
         if held is not None:
-            self._add(held.prefill, held.prefilling.reversed(), now)
+            if held.prefilling is not NOTHING:
+                self._add(held.prefill, held.prefilling.reversed(), now)
             self._add(held.decode, held.decoding.reversed(), now)
 
     def reported(self, node: NodeId, now: float) -> None:
@@ -109,11 +110,13 @@ class Overlay:
         for name in self._changed:
             self._lay(name, view.nodes.get(name), now)
         self._changed.clear()
-        self._laid = self._over(view, now) if self._loads else view
+        self._laid = self._over(view, now) if self._busy else view
         return self._laid
 
     def check(self) -> None:
-        assert self._loads.keys() <= self._unreported.keys()
+        assert self._busy.keys() == self._own.keys() <= self._unreported.keys()
+        for name, work in self._own.items():
+            assert name in self._changed or work == self._unreported[name].total, "laid over with other work"
         for own in self._unreported.values():
             assert list(own.recent) == sorted(own.recent, key=lambda entry: entry[0]), "work out of order"
         for held in self._attempts.values():
@@ -121,8 +124,6 @@ class Overlay:
         self._classes.check()
 
     def _add(self, node: NodeId, work: Work, now: float) -> None:
-        if work == NOTHING:
-            return
         own = self._unreported.get(node)
         if own is None:
             own = self._unreported[node] = _Unreported()
@@ -142,43 +143,30 @@ class Overlay:
             del self._unreported[name]
             own = None
         if own is None or node is None or own.total == NOTHING:
-            if self._loads.pop(name, None) is not None:
+            if self._busy.pop(name, None) is not None:
+                del self._own[name]
                 self._classes.remove(name)
             return
-        load = self._loads[name] = own.total.onto(node.load)
-        load_known = self._reported_at.get(name, -math.inf) > now - self._stale_s
-        self._classes.place_as(
-            node, load_known, load.queued_prefill_tokens, load.committed_tokens, load.active_sequences
-        )
+        self._own[name] = own.total
+        busy = self._busy[name] = own.total.busy(node.load)
+        self._classes.place_as(node, busy, self._reported_at.get(name, -math.inf) > now - self._stale_s)
 
     def _over(self, view: ClusterView, now: float) -> ClusterView:
-        fresh_after, reported_at = now - self._stale_s, self._reported_at
-
         classes, nodes = self._classes, view.nodes
-
-        def rank_of(name: NodeId, rank: Callable[[bool, int, int, int], Rank]) -> Rank:
-            load = nodes[name].load
-            load_known = reported_at.get(name, -math.inf) > fresh_after
-            return rank(load_known, load.queued_prefill_tokens, load.committed_tokens, load.active_sequences)
-
-        def merged(
-            base: Sequence[NodeId],
-            moved: Ranking,
-            rank: Callable[[bool, int, int, int], Rank],
-            belongs: Callable[[Node], bool],
-        ) -> Merged:
-            return Merged(base, moved.ranked(), moved.ranks(), nodes, belongs, lambda name: rank_of(name, rank))
-
+        known = Known(self._reported_at, now - self._stale_s)
+        # Own work goes on in a copy: see `Ranking.members`.
+        own, self._own = self._own, self._own.copy()
+        busy, self._busy = self._busy, self._busy.copy()
+        far, near, decode = classes.remote_prefill, classes.local_prefill, classes.decode
         return ClusterView(
-            nodes=nodes,
-            remote_prefill=merged(
-                view.remote_prefill, classes.remote_prefill, prefill_rank, classes.prefills_elsewhere
-            ),
-            local_prefill=merged(view.local_prefill, classes.local_prefill, prefill_rank, classes.prefills_here),
-            decode=merged(view.decode, classes.decode, decode_rank, classes.decodes),
-            plan=view.plan,
-            highest_epoch=view.highest_epoch,
-            loads=self._loads.copy(),
+            nodes,
+            Merged(view.remote_prefill, far, nodes, classes.standing, prefill_place, known),
+            Merged(view.local_prefill, near, nodes, classes.standing, prefill_place, known),
+            Merged(view.decode, decode, nodes, classes.standing, decode_place, known),
+            view.plan,
+            view.highest_epoch,
+            Loads(nodes, own),
+            busy,
         )
 
     def _forget_departed(self, view: ClusterView) -> None:

@@ -4,14 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from prfaas.cluster import LinkState, RegionId
-from prfaas.profile import Profile
+from prfaas.cluster import LinkState
 from prfaas.request import Mode
+from prfaas.scheduling.lanes import Lanes, Pair, Profiles
 
-#: Source and target.
-Pair = tuple[RegionId, RegionId]
-#: By the hardware that a node names.
-Profiles = Mapping[str, Profile]
+__all__ = ["Pair", "Profiles", "RoutingParams"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +39,12 @@ class RoutingParams:
     output_tokens: float | None = None
     #: A worker can fetch a cached prefix from another region.
     cache_pulls: bool = False
+    #: What follows from the above for each kind of hardware.
+    lanes: Lanes = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        lanes = Lanes(self.profiles, self.links, self.rtt_s, self.short_tokens, self.long_tokens)
+        object.__setattr__(self, "lanes", lanes)
 
     @property
     def bounded_threshold_tokens(self) -> int:

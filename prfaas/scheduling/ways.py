@@ -7,24 +7,22 @@ known, and in tokens otherwise.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
-from itertools import repeat
 
-from prfaas.cluster import ClusterView, Node, NodeId, NodeKind
+from prfaas.cluster import ClusterView, Node, NodeId
 from prfaas.request import Alternative, Matches, Path, Predicted, Pull, Reason, Request, Route
-from prfaas.scheduling.candidates import PD, PREFILL_WORKER, Candidates, Cost
-from prfaas.scheduling.prediction import Prediction
+from prfaas.scheduling.candidates import PREFILL_WORKER, Candidates
+from prfaas.scheduling.prediction import Decoding, Toward, pull_costs
 from prfaas.scheduling.rule import RoutingParams
 
 
 class Ways:
     __slots__ = (
         "_candidates",
-        "_cost_of",
         "_decode",
         "_decode_kv_tokens",
+        "_decoding",
         "_handoff_tokens",
-        "_prompt_tokens",
+        "_matches",
         "_toward",
         "_view",
         "params",
@@ -35,12 +33,14 @@ class Ways:
     ) -> None:
         """Raises ModelNotFound, or PeerUnavailable when no node is left to decode."""
         self._view, self.params = view, params
-        self._prompt_tokens, self._handoff_tokens = request.prompt_tokens, request.handoff_tokens
+        self._matches, self._handoff_tokens = matches, request.handoff_tokens
         self._candidates = Candidates(request, matches, view, avoid)
-        self._cost_of = Prediction(request, params)
+        self._decoding = Decoding(request, matches, params)
         self._decode = self._decode_node()
-        self._decode_kv_tokens = self._candidates.kv_tokens(self._decode)
-        self._toward = self._cost_of.toward(self._decode, view.load_of(self._decode), self._decode_kv_tokens)
+        match = matches.get(self._decode.id)
+        self._decode_kv_tokens = 0 if match is None else min(match.kv, self._handoff_tokens)
+        slot = self._decoding.slot(self._decode, view.busy_of(self._decode))
+        self._toward = Toward(request, matches, params, self._decode, slot, self._decode_kv_tokens)
 
     def own(self) -> Alternative:
         """Prefill where it decodes: nothing moves."""
@@ -48,11 +48,11 @@ class Ways:
 
     def beside(self) -> Alternative | None:
         """The best prefilling PD node other than the decode node."""
-        return self._prefill(self._view.local_prefill, PD)
+        return self._prefill(self._candidates.beside(self._decode))
 
     def remote(self) -> Alternative | None:
         """The best prefill worker of another region."""
-        return self._prefill(self._view.remote_prefill, PREFILL_WORKER)
+        return self._prefill(self._candidates.remote(self._decode))
 
     def local(self, own: Alternative, beside: Alternative | None) -> Alternative | None:
         """The decode node when it prefills and is no more loaded than the one beside it: then no KV moves."""
@@ -60,9 +60,11 @@ class Ways:
             return beside
         if beside is None:
             return own
-        nodes = [self._decode, self._view.nodes[beside.prefill]]
-        own_cost, beside_cost = self._prefill_costs(nodes)
-        return own if own_cost <= beside_cost else beside
+        own_node, beside_node = self._decode, self._view.nodes[beside.prefill]
+        own_s, beside_s = self._prefill_seconds(own_node), self._prefill_seconds(beside_node)
+        if own_s is not None and beside_s is not None and own_s != beside_s:
+            return own if own_s < beside_s else beside
+        return own if self._prefill_tokens(own_node) <= self._prefill_tokens(beside_node) else beside
 
     def compared_tokens(self, local: Alternative, remote: Alternative | None) -> int:
         """What the rule compares with t. Scarce: what the PD side lacks. Abundant: what both lack, because a longer
@@ -75,7 +77,8 @@ class Ways:
         return remote.uncached_tokens if counts else local.uncached_tokens
 
     def transfer_is_known(self, way: Alternative) -> bool:
-        return self._toward.link_is_known(self._view.nodes[way.prefill])
+        source, target = self._view.nodes[way.prefill].region, self._decode.region
+        return source == target or self.params.lanes.link_bytes_per_s(source, target) is not None
 
     def route(self, best: Alternative, reason: Reason, uncached_tokens: int, ways: Iterable[Alternative]) -> Route:
         pull = self._pull(best, self._longest_holder(best)) if self.params.abundant else None
@@ -97,36 +100,44 @@ class Ways:
     def _decode_node(self) -> Node:
         """The decode node that is free soonest, and has the least to hold, to prefill and to receive."""
         nodes = self._candidates.decoding()
-        loads, held = self._candidates.loads(nodes), [self._candidates.kv_tokens(node) for node in nodes]
-        seconds = self._cost_of.decode_s(nodes, loads, held) or repeat(0.0)
-        costs: list[Cost] = []
-        for load, kv_tokens, its_s in zip(loads, held, seconds, strict=False):
-            tokens = load.committed_tokens + load.queued_prefill_tokens + self._handoff_tokens - kv_tokens
-            costs.append((its_s, tokens, load.active_sequences))
-        return self._candidates.least(nodes, costs)
+        cheapest = self._decoding.cheapest(nodes, self._view.busy)
+        return self._candidates.one_of(nodes if cheapest is None else cheapest, self._decode_tokens)
 
-    def _prefill(self, by_load: Iterable[NodeId], kind: NodeKind) -> Alternative | None:
-        nodes = self._candidates.prefilling(by_load, kind, self._decode)
-        return self._way(self._candidates.least(nodes, self._prefill_costs(nodes))) if nodes else None
+    def _decode_tokens(self, node: Node) -> tuple[int, int]:
+        load, match = self._view.busy_of(node), self._matches.get(node.id)
+        held = 0 if match is None else min(match.kv, self._handoff_tokens)
+        return load.committed_tokens + load.queued_prefill_tokens + self._handoff_tokens - held, load.active_sequences
 
-    def _prefill_costs(self, nodes: list[Node]) -> list[Cost]:
-        loads, cached = self._candidates.loads(nodes), [self._candidates.joint_tokens(node) for node in nodes]
-        seconds = self._toward.prefill_s(nodes, loads, cached) or repeat(0.0)
-        return [
-            (its_s, load.queued_prefill_tokens + self._prompt_tokens - joint_tokens, 0)
-            for load, joint_tokens, its_s in zip(loads, cached, seconds, strict=False)
-        ]
+    def _prefill(self, nodes: list[Node]) -> Alternative | None:
+        if not nodes:
+            return None
+        cheapest = self._toward.cheapest(nodes, self._view.busy)
+        return self._way(self._candidates.one_of(nodes if cheapest is None else cheapest, self._prefill_tokens))
+
+    def _prefill_seconds(self, node: Node) -> float | None:
+        waiting = self._view.busy_of(node).queued_prefill_tokens
+        return self._toward.seconds(node, waiting, self._joint_tokens(node.id))
+
+    def _prefill_tokens(self, node: Node) -> tuple[int, int]:
+        waiting = self._view.busy_of(node).queued_prefill_tokens
+        return waiting + self._handoff_tokens + 1 - self._joint_tokens(node.id), 0
+
+    def _joint_tokens(self, node: NodeId) -> int:
+        """What a prefill can resume from. The last token is never taken from a cache."""
+        match = self._matches.get(node)
+        return 0 if match is None else min(match.joint, self._handoff_tokens)
 
     def _way(self, prefill: Node) -> Alternative:
-        joint_tokens, moves = self._candidates.joint_tokens(prefill), prefill is not self._decode
+        joint_tokens = self._joint_tokens(prefill.id)
+        waiting = self._view.busy_of(prefill).queued_prefill_tokens
         return Alternative(
-            path=Path.REMOTE if prefill.kind is PREFILL_WORKER else Path.LOCAL,
-            prefill=prefill.id,
-            decode=self._decode.id,
-            uncached_tokens=self._prompt_tokens - joint_tokens,
-            transfer_tokens=self._handoff_tokens - self._decode_kv_tokens if moves else 0,
-            transfer_bytes=self._toward.transfer_bytes(prefill),
-            predicted=self._toward.predicted(prefill, self._view.load_of(prefill), joint_tokens),
+            Path.REMOTE if prefill.kind is PREFILL_WORKER else Path.LOCAL,
+            prefill.id,
+            self._decode.id,
+            self._handoff_tokens + 1 - joint_tokens,
+            self._handoff_tokens - self._decode_kv_tokens if prefill is not self._decode else 0,
+            self._toward.transfer_bytes(prefill),
+            self._toward.predicted(prefill, waiting, joint_tokens),
         )
 
     def _pull(self, way: Alternative, source: Node | None) -> Pull | None:
@@ -134,10 +145,10 @@ class Ways:
         target = self._view.nodes[way.prefill]
         if source is None or source.region == target.region or not source.can_push_to(target):
             return None
-        held, cached = self._candidates.joint_tokens(source), self._candidates.joint_tokens(target)
+        held, cached = self._joint_tokens(source.id), self._joint_tokens(target.id)
         if held <= cached:
             return None
-        costs = self._cost_of.pull(source, target, cached, held)
+        costs = pull_costs(source, target, cached, held, self.params)
         if costs is None:
             return Pull(source=source.id, tokens=held - cached)
         nbytes, transfer_s, recompute_s = costs
@@ -154,9 +165,11 @@ class Ways:
         """Of the named holders in other regions the one that can resume farthest, the first named among equals."""
         region, longest, found = self._view.nodes[way.prefill].region, 0, None
         for node in self._candidates.holders:
-            joint_tokens = self._candidates.joint_tokens(node)
-            if joint_tokens > longest and node.region != region:
+            joint_tokens = self._matches[node.id].joint
+            if joint_tokens > longest and node.region != region and node.model == self._decode.model:
                 longest, found = joint_tokens, node
+                if longest >= self._handoff_tokens:
+                    break
         return found
 
 
@@ -164,8 +177,7 @@ def _with_pull(predicted: Predicted | None, pull: Pull | None) -> Predicted | No
     """The prefix is fetched before the rest is computed."""
     if predicted is None or pull is None or not pull.chosen or pull.transfer_s is None or pull.recompute_s is None:
         return predicted
-    return replace(
-        predicted,
+    return predicted._replace(
         prefill_s=max(0.0, predicted.prefill_s - pull.recompute_s),
         transfer_exposed_s=predicted.transfer_exposed_s + pull.transfer_s,
     )

@@ -150,6 +150,9 @@ async def test_field_L2_a_request_is_explained_by_any_of_its_names(cluster: Loca
         [attempt] = told["attempts"]
         assert (attempt["ending"], attempt["route"]["reason"], told["output_tokens"]) == ("done", "long_prompt", 3)
         assert {way["path"] for way in attempt["route"]["alternatives"]} == {"local"}
+        terms = attempt["route"]["predicted"]
+        assert sum(terms.values()) == pytest.approx(attempt["route"]["predicted_ttft_seconds"]) and terms["prefill"] > 0
+        assert attempt["route"]["transfer_bytes"] > 0 and attempt["route"]["pull"] is None
         assert all(way["predicted_ttft_seconds"] > 0 for way in attempt["route"]["alternatives"])
         assert told["decided_under"]["threshold"]["threshold_tokens"] == 1000
         assert told["outcome"]["status"] == 200

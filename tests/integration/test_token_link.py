@@ -29,7 +29,8 @@ from prfaas.live.link_stream import LinkCounters
 from prfaas.live.serve_ports import LiveServePorts
 from prfaas.live.steering import Steering
 from prfaas.node.link_server import MAX_WAITING_EVENTS, WorkerServer, serve_worker
-from prfaas.request import AttemptId, Request, RequestId, Sampling
+from prfaas.request import AttemptId, Reason, Request, RequestId, Route, Sampling
+from prfaas.request import Path as Way
 from prfaas.rpc.commands import Cancel, Decode, Prefill, Reserve, Reserved, Tokens
 from prfaas.rpc.translate import MAX_COMMAND_BYTES, MAX_MESSAGE_BYTES
 from prfaas.rpc.v1 import worker_pb2 as pb
@@ -85,7 +86,16 @@ class Router:
         return AttemptId(f"{next(self._ids):032x}")
 
     async def reserve(self, request: Request, decode: NodeId = D0, source: NodeId | None = None) -> Reservation:
-        return await self.ports.reserve(decode, self.new_id(), request, source or decode)
+        route = Route(
+            prefill=source or decode,
+            decode=decode,
+            path=Way.LOCAL if source is None else Way.REMOTE,
+            reason=Reason.MODE_ALWAYS,
+            uncached_tokens=request.prompt_tokens,
+            transfer_tokens=0,
+            threshold_tokens=0,
+        )
+        return await self.ports.reserve(self.new_id(), request, route)
 
     async def complete(self, request: Request, story: Story | None = None, **limits: float) -> list[int]:
         params = serve_params(**limits)

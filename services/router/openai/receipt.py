@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prfaas.flows.story import Attempt, Story
-from prfaas.request import TTFT_TERMS, Alternative, Predicted, Request, Route, TtftAccount
+from prfaas.request import TTFT_TERMS, Alternative, Predicted, Pull, Request, Route, TtftAccount
 
 
 def account(story: Story, queue_s: float, tokenize_s: float, ttft_s: float) -> TtftAccount:
@@ -37,9 +37,27 @@ def described_route(route: Route, prompt_tokens: int) -> dict[str, Any]:
         "threshold_tokens": route.threshold_tokens,
         "uncached_tokens": route.uncached_tokens,
         "cached_tokens": max(0, prompt_tokens - 1 - route.uncached_tokens),
+        "prefill_tokens": route.prefill_tokens,
         "transfer_tokens": route.transfer_tokens,
+        "transfer_bytes": route.transfer_bytes,
         "predicted_ttft_seconds": route.predicted_ttft_s,
+        "predicted": _predicted(route.predicted),
+        "pull": _pull(route.pull),
         "alternatives": [_alternative(alternative) for alternative in route.alternatives],
+    }
+
+
+def _pull(pull: Pull | None) -> dict[str, Any] | None:
+    """Bringing a longer cached prefix from another region, against computing it."""
+    if pull is None:
+        return None
+    return {
+        "source": pull.source,
+        "tokens": pull.tokens,
+        "bytes": pull.nbytes,
+        "transfer_seconds": pull.transfer_s,
+        "recompute_seconds": pull.recompute_s,
+        "chosen": pull.chosen,
     }
 
 

@@ -12,7 +12,7 @@ from prfaas.live.situation import Situation
 from prfaas.live.steering import Steering
 from prfaas.membership.plans import RouterRecord
 from prfaas.profile import CASE_STUDY, shipped
-from prfaas.request import NO_MATCHES, AttemptId, Mode, Request, RequestId, Sampling
+from prfaas.request import NO_MATCHES, AttemptId, Mode, Path, Reason, Request, RequestId, Route, Sampling
 from prfaas.scheduling.demand import DemandParams, DemandSnapshot
 from prfaas.scheduling.routing import RoutingParams, choose
 from prfaas.scheduling.threshold import ThresholdDecision, ThresholdReason
@@ -46,6 +46,19 @@ def request(tokens: int, name: str = "r") -> Request:
     return Request(id=RequestId(name), model="m", prompt=bytes(4 * tokens), sampling=Sampling(max_tokens=10))
 
 
+def remotely(asked: Request, prefill_tokens: int) -> Route:
+    return Route(
+        prefill=P0.id,
+        decode=D0.id,
+        path=Path.REMOTE,
+        reason=Reason.LONG_PROMPT,
+        uncached_tokens=prefill_tokens,
+        transfer_tokens=asked.handoff_tokens,
+        threshold_tokens=1000,
+        prefill_tokens=prefill_tokens,
+    )
+
+
 def report(tokens: int, seconds: float) -> PrefillReport:
     return PrefillReport(queue_s=0.0, compute_s=seconds, exposed_s=0.0, prefill_tokens=tokens, kv_bytes=0)
 
@@ -53,7 +66,7 @@ def report(tokens: int, seconds: float) -> PrefillReport:
 def test_own_work_counts_until_it_is_over():
     """Charged when room is taken, moved on after prefill, and gone with the release."""
     steering, one = Steering(PD, ROUTING, 0.0, DemandParams()), AttemptId("a")
-    steering.reserved(one, request(5000), P0, D0.id, 1.0)
+    steering.reserved(one, request(5000), remotely(request(5000), 5000), P0, 1.0)
     charged = steering.overlay.view(VIEW, 1.0)
     assert charged.load_of(P0).queued_prefill_tokens == 4999
     assert charged.load_of(D0).committed_tokens == 5010
@@ -63,6 +76,17 @@ def test_own_work_counts_until_it_is_over():
     steering.released(one, 3.0)
     steering.released(one, 3.0)
     assert steering.overlay.view(VIEW, 3.0).load_of(D0).committed_tokens == 0
+
+
+def test_only_what_has_to_be_computed_waits_in_front_of_others():
+    """A cached prefix takes no time; charged in full it would keep requests away from the node that has it."""
+    steering, cached = Steering(PD, ROUTING, 0.0, DemandParams()), 4096
+    steering.reserved(AttemptId("a"), request(5000), remotely(request(5000), 5000 - cached), P0, 1.0)
+    charged = steering.overlay.view(VIEW, 1.0)
+    assert charged.load_of(P0).queued_prefill_tokens == 5000 - cached
+    assert charged.load_of(D0).committed_tokens == 5010
+    steering.released(AttemptId("a"), 2.0)
+    assert steering.overlay.view(VIEW, 2.0).load_of(P0).queued_prefill_tokens == 0
 
 
 def test_routed_requests_are_the_demand():

@@ -13,6 +13,7 @@ from prfaas.request import (
     AttemptId,
     Path,
     Predicted,
+    Pull,
     Reason,
     Request,
     RequestId,
@@ -89,10 +90,24 @@ def test_a_route_tells_what_it_was_expected_to_cost():
     """By the terms of the account, so that both can be compared."""
     predicted = Predicted(prefill_queue_s=0.5, prefill_s=1.0, transfer_exposed_s=0.25)
     way = Alternative(Path.LOCAL, D0, D0, 999, 0, predicted=predicted)
-    told = described_route(replace(route(P0, Reason.LONG_PROMPT, 999), alternatives=(way,)), 1000)
-    [alternative] = told["alternatives"]
-    assert alternative["predicted_ttft_seconds"] == 1.75
-    assert set(alternative["predicted"]) <= set(TTFT_TERMS)
+    chosen = replace(route(P0, Reason.LONG_PROMPT, 999), predicted=predicted, transfer_bytes=777, prefill_tokens=999)
+    told = described_route(replace(chosen, alternatives=(way,)), 1000)
+    for each in (told, *told["alternatives"]):
+        assert each["predicted_ttft_seconds"] == 1.75
+        assert {term: s for term, s in each["predicted"].items() if s} == {
+            "prefill_queue": 0.5, "prefill": 1.0, "transfer_exposed": 0.25,
+        }  # fmt: skip
+        assert set(each["predicted"]) <= set(TTFT_TERMS)
+    assert (told["transfer_bytes"], told["prefill_tokens"], told["pull"]) == (777, 999, None)
+
+
+def test_a_route_tells_what_fetching_a_prefix_would_cost():
+    """And whether it counts on that; what is not known is not made up."""
+    known = Pull(source=P1, tokens=512, nbytes=4096, transfer_s=0.1, recompute_s=0.4, chosen=True)
+    for pull, figures in ((known, (4096, 0.1, 0.4, True)), (Pull(source=P1, tokens=512), (None, None, None, False))):
+        told = described_route(replace(route(P0, Reason.LONG_PROMPT, 999), pull=pull), 1000)["pull"]
+        assert (told["source"], told["tokens"]) == ("p1", 512)
+        assert (told["bytes"], told["transfer_seconds"], told["recompute_seconds"], told["chosen"]) == figures
 
 
 def test_the_last_prompt_token_is_not_a_cache_hit():

@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from prfaas.cluster import ClusterView, Node, NodeId, NodeLoad, Plan, Role
+from prfaas.cluster import Busy, ClusterView, Node, NodeId, NodeLoad, Plan, Role
 from prfaas.membership.ranking import Classes
 from prfaas.request import NO_MATCHES, AttemptId, Request, RequestId, Sampling
-from prfaas.scheduling.laid import copy_load
+from prfaas.scheduling.laid import Work
 from prfaas.scheduling.overlay import Overlay
 from prfaas.scheduling.routing import RoutingParams, choose
 from tests.unit.scheduling.steering_scenes import NEAR, node
@@ -195,11 +195,44 @@ def test_a_view_that_was_handed_out_does_not_change():
     assert load(first, "p1").queued_prefill_tokens == 10
 
 
-def test_copies_are_like_any_other():
-    """The fast way of copying leaves out no field."""
-    original = NodeLoad(*range(len(fields(NodeLoad))))
-    assert copy_load(original) == original
-    assert copy_load(original, decoding=99) == replace(original, decoding=99)
+def test_a_load_with_own_work_is_otherwise_the_one_reported():
+    """No field is left out, or mistaken for another."""
+    reported = NodeLoad(*range(100, 100 + len(fields(NodeLoad))))
+    assert Work().onto(reported) == reported
+    changed = replace(reported, queued_prefill_tokens=101, active_sequences=103, committed_tokens=105, decoding=111)
+    assert Work(1, 2, 3, 0, 5).onto(reported) == changed
+    assert Work(kv_bytes=50).onto(reported) == replace(reported, kv_free_bytes=53)
+
+
+def test_a_role_that_changes_without_a_report_changes_the_class():
+    """The node is found where it belongs now, once, though its own work was laid over where it was."""
+    over = overlay()
+    charge(over, "a", "d0", "d1", 100, 1.0)
+    over.view(FOUR, 1.0)
+    flipped = replace(FOUR.nodes[NodeId("d0")], role=Role.PREFILL)
+    view = over.view(fold(flipped, *(each for each in FOUR.nodes.values() if each.id != "d0")), 1.1)
+    assert tuple(view.local_prefill) == ("d0",)
+    assert tuple(view.decode) == ("d2", "d1", "d3")
+
+
+@pytest.mark.parametrize("times", [-3, -1, 0, 1, 3])
+def test_how_busy_own_work_makes_a_node_follows_from_the_load_it_makes(times):
+    """Both are floored alike, whichever counts are below what is taken away."""
+    for decoding, active in ((0, 0), (2, 9), (9, 2)):
+        reported = NodeLoad(250, active, 250, decoding=decoding, waiting_decodes=1, max_batch=20)
+        for work in (Work(100 * times), Work(0, 4 * times, 100 * times), Work(0, 0, 0, 50, 4 * times)):
+            assert work.busy(reported) == Busy.of(work.onto(reported))
+
+
+def test_what_was_worked_out_from_another_load_is_found_out():
+    """A decision never reads a load, only what follows from it."""
+    over = overlay()
+    charge(over, "a", "p0", "d0", 100, 1.0)
+    view = over.view(FOUR, 1.0)
+    view.check()
+    over.check()
+    with pytest.raises(AssertionError):
+        replace(view, busy={**view.busy, NodeId("p0"): Busy.of(NodeLoad(99))}).check()
 
 
 @dataclass
@@ -308,6 +341,8 @@ class OverlayAgainstTruth(RuleBasedStateMachine):
         self.over.check()
         base = fold(*self.known.values())
         view, truth = self.over.view(base, self.now), fold(*self.true.values())
+        view.check()
+        self.over.check()
         assert {n: load(view, n) for n in view.nodes} == {n: self.true[n].load for n in self.true}
         for field in ("remote_prefill", "local_prefill", "decode"):
             assert tuple(getattr(view, field)) == getattr(truth, field)

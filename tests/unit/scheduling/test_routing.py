@@ -20,6 +20,7 @@ from prfaas.cluster import (
     Role,
     WireRange,
 )
+from prfaas.curve import Curve
 from prfaas.errors import ModelNotFound, PeerUnavailable
 from prfaas.profile import CASE_STUDY, GBPS, shipped
 from prfaas.request import NO_MATCHES, Match, Mode, Path, Reason, Request, RequestId, Sampling
@@ -294,6 +295,38 @@ def test_the_cost_of_a_decision_does_not_grow_with_the_cluster():
         return counted.lookups
 
     assert lookups(1000) == lookups(100) <= 3 * (LEAST_LOADED + PREFIX_HOLDERS) + 8
+
+
+class CountedCurve(Curve):
+    """Counts how often a measured cost is looked up."""
+
+    looked_up = 0
+
+    def __call__(self, x: float) -> float:
+        CountedCurve.looked_up += 1
+        return super().__call__(x)
+
+
+def test_the_profiles_are_looked_at_by_kinds_of_nodes_not_by_nodes():
+    """Once for each kind of hardware and each length of cached prefix."""
+
+    def looked_up(size: int) -> int:
+        given = shipped(CASE_STUDY, "h20")
+        prefill, kv = (CountedCurve(curve.xs, curve.ys, curve.from_zero) for curve in (given.prefill, given.kv))
+        view = cluster(
+            *(on("h20", far(f"p{i}", i)) for i in range(size)),
+            *(on("h20", near(f"l{i}", Role.PREFILL, queued=i)) for i in range(size)),
+            *(on("h20", near(f"d{i}", Role.DECODE, committed=i)) for i in range(size)),
+        )
+        params = timed(profiles={"h20": replace(given, prefill=prefill, kv=kv)})
+        matches = {name: Match(64, 128) for name in view.nodes}
+        choose(prompt(5000), matches, view, params)
+        CountedCurve.looked_up = 0
+        for number in range(10):
+            choose(prompt(5000, name=str(number)), matches, view, params)
+        return CountedCurve.looked_up
+
+    assert 0 < looked_up(100) == looked_up(1000) <= 10 * 20
 
 
 # -- by seconds, where the hardware's profiles are known
