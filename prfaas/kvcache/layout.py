@@ -1,15 +1,14 @@
 """How one sequence's cache lies in memory: S_kv(l) = a + b*l from a model's layers, and the parts it is shipped in.
 
 A *span* is one contiguous range of the pool that holds a sequence of `tokens` tokens: per layer and tensor one region,
-token tensors as [tokens, *shape], state tensors as they are. A *part* is what one frame carries: a state tensor, or the
-rows of a token tensor that one prefill chunk computed. Both sides derive spans and parts from the same layout, so that
-an offer can be compared with what must come.
+token tensors as [tokens, *shape], state tensors as they are. A *part* is what becomes complete at once: a state tensor,
+or the rows of a token tensor that one prefill chunk computed. Both sides derive spans and parts from the same layout,
+so that an offer can be compared with what must come.
 """
 
 import hashlib
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from math import prod
@@ -43,8 +42,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
         return DTYPE_BYTES[self.dtype] * prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """The rows `start:stop` of a token tensor, or a state tensor (`start` 0, `stop` the length it is valid at).
 
     `offset` counts from the start of the span.
@@ -107,17 +105,34 @@ class KvLayout(msgspec.Struct, frozen=True, dict=True):
             raise ValueError(f"chunk ends {ends[:4]}... do not rise to {tokens}")
         return tuple(self._walk(tokens, ends)) if tokens else ()
 
+    def prefix(self, span_tokens: int, tokens: int) -> tuple[Part, ...]:
+        """The tensors of the first `tokens` tokens of a span of `span_tokens`, whole. A state has no prefix: with one
+        it is all or nothing."""
+        if not tokens:
+            return ()
+        assert tokens == span_tokens or (tokens < span_tokens and not self.state_bytes), "a state has no prefix"
+        offsets, index = self.offsets(span_tokens), itertools.count()
+        return tuple(
+            Part(next(index), layer, number, 0, tokens, offsets[layer][number], tensor.nbytes * rows)
+            for layer, tensors in enumerate(self.layers)
+            for number, tensor in enumerate(tensors)
+            for rows in (tokens if tensor.kind is TensorKind.TOKENS else 1,)
+        )
+
     def _walk(self, tokens: int, ends: tuple[int, ...]) -> Iterator[Part]:
         offsets, index, start = self.offsets(tokens), itertools.count(), 0
+        regions = [
+            (layer, number, tensor.kind is TensorKind.TOKENS, tensor.nbytes, offsets[layer][number])
+            for layer, tensors in enumerate(self.layers)
+            for number, tensor in enumerate(tensors)
+        ]
         for stop in ends:
-            for layer, tensors in enumerate(self.layers):
-                for number, tensor in enumerate(tensors):
-                    base = offsets[layer][number]
-                    if tensor.kind is TensorKind.TOKENS:
-                        row = tensor.nbytes
-                        yield Part(next(index), layer, number, start, stop, base + start * row, (stop - start) * row)
-                    elif stop == tokens:
-                        yield Part(next(index), layer, number, 0, stop, base, tensor.nbytes)
+            for layer, number, grows, nbytes, base in regions:
+                if grows:
+                    first, length = base + start * nbytes, (stop - start) * nbytes
+                    yield Part(next(index), layer, number, start, stop, first, length)
+                elif stop == tokens:
+                    yield Part(next(index), layer, number, 0, stop, base, nbytes)
             start = stop
 
     @staticmethod

@@ -1,9 +1,10 @@
 """What a sender learns about the lines it sends on: per region bytes waiting, bytes that have left, and how fast they
 leave while more is waiting, which is the only time at which a sender sees what a line can carry.
 
-A byte has left when the peer's kernel has it; what sits in ours still waits. Counters only grow; whoever reads them
-takes differences. A backlog counts from `SETTLE_S` after its beginning: until then bytes fill the line's own buffers
-and say nothing about its rate.
+A byte has left when the peer's kernel has it, by what our socket or the peer itself says; what sits in ours still
+waits, and what a lost lane may have lost waits again. Counters only grow; whoever reads them takes differences. A
+backlog counts from `SETTLE_S` after its beginning: until then bytes fill the line's own buffers and say nothing about
+its rate.
 """
 
 from dataclasses import dataclass

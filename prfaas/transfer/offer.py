@@ -1,91 +1,97 @@
-"""What a transfer promises and what it sealed. Both ends derive the parts from the layout; neither trusts the other's
-list.
+"""What a transfer promises and what its seal repeats. Both ends derive the parts from the layout; neither trusts the
+other's list.
 
-A part that the receiver expects and the sender did not offer, or offered and did not send, is an error with that part's
-name.
+A tensor that the receiver expects and the sender did not offer is an error with that tensor's name.
 """
 
 import itertools
-import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
-from crc32c import crc32c
 
-from prfaas.kvcache.layout import KvLayout, Part
-from prfaas.transfer.frames import LIMIT_BYTES, Cause, Kind, ProtocolError
+from prfaas.kvcache.layout import KvLayout, Part, TensorKind
+from prfaas.transfer.frames import Cause, ProtocolError
+from prfaas.transfer.pieces import Pieces
 
-_ENTRY = struct.Struct("<IIQQ")
-#: More parts than an offer can list are never derived, however long a list of chunk ends somebody sends. The rest of
-#: the frame is room for the chunk ends themselves.
-MAX_PARTS = LIMIT_BYTES[Kind.OFFER] // (_ENTRY.size + 8)
+#: More are never derived, however long a list of chunk ends somebody sends.
+MAX_PARTS = 1 << 16
+#: So that every offer fits its frame.
+MAX_CHUNKS = 4096
+
+
+class Group(msgspec.Struct, frozen=True, array_like=True):
+    """All parts of one tensor."""
+
+    layer: int
+    tensor: int
+    parts: int
+    nbytes: int
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """`manifest`: per part its layer, tensor, offset in the span and length, in order, packed."""
+    """`groups`: every tensor of the layout, in order."""
 
     tokens: int
     chunk_ends: tuple[int, ...]
-    manifest: bytes
+    piece_bytes: int
+    groups: tuple[Group, ...]
 
 
 class Seal(msgspec.Struct, frozen=True, kw_only=True):
-    """`digest` is the CRC32C over the CRC32C of every part, in the order of the offer."""
+    """Everything of the offer was sent at least once. That it arrived whole is known from the pieces themselves."""
 
     tokens: int
     parts: int
+    pieces: int
     payload_bytes: int
-    digest: int
 
 
-def manifest(parts: Iterable[Part]) -> bytes:
-    return b"".join(_ENTRY.pack(part.layer, part.tensor, part.offset, part.nbytes) for part in parts)
-
-
-def offer_for(layout: KvLayout, tokens: int, chunk_ends: tuple[int, ...]) -> tuple[Offer, tuple[Part, ...]]:
+def offer_for(layout: KvLayout, tokens: int, chunk_ends: tuple[int, ...], piece_bytes: int) -> tuple[Offer, Pieces]:
     """Raises ValueError when the chunk ends do not fit the tokens, or make too many parts."""
-    parts = _parts(layout, tokens, chunk_ends)
-    return Offer(tokens=tokens, chunk_ends=chunk_ends, manifest=manifest(parts)), parts
+    pieces = Pieces(_parts(layout, tokens, chunk_ends), piece_bytes)
+    groups = tuple(_groups(layout, tokens, len(chunk_ends)))
+    return Offer(tokens=tokens, chunk_ends=chunk_ends, piece_bytes=piece_bytes, groups=groups), pieces
 
 
-def expected_parts(layout: KvLayout, tokens: int, offer: Offer) -> tuple[Part, ...]:
-    """The parts that must come for a span of `tokens`. Raises ProtocolError unless the offer lists exactly these."""
+def expected_pieces(layout: KvLayout, tokens: int, offer: Offer, piece_bytes: int) -> Pieces:
+    """What must come for a span of `tokens`. Raises ProtocolError unless the offer promises exactly that."""
     if offer.tokens != tokens:
         raise ProtocolError(Cause.OFFER_MISMATCH, f"reserved for {tokens} tokens, offered {offer.tokens}")
+    if offer.piece_bytes != piece_bytes:
+        raise ProtocolError(Cause.OFFER_MISMATCH, f"pieces of {piece_bytes} bytes, offered {offer.piece_bytes}")
     try:
-        parts = _parts(layout, tokens, offer.chunk_ends)
+        expected, pieces = offer_for(layout, tokens, offer.chunk_ends, piece_bytes)
     except ValueError as error:
         raise ProtocolError(Cause.OFFER_MISMATCH, str(error)) from None
-    if offer.manifest != manifest(parts):
-        raise ProtocolError(Cause.OFFER_MISMATCH, _first_difference(layout, parts, offer.manifest))
-    return parts
+    if offer.groups != expected.groups:
+        raise ProtocolError(Cause.OFFER_MISMATCH, _first_difference(layout, expected.groups, offer.groups))
+    return pieces
 
 
-def seal_for(tokens: int, parts: Sequence[Part], crcs: Sequence[int]) -> Seal:
-    return Seal(
-        tokens=tokens,
-        parts=len(parts),
-        payload_bytes=sum(part.nbytes for part in parts),
-        digest=crc32c(struct.pack(f"<{len(crcs)}I", *crcs)),
-    )
-
-
-def part_name(layout: KvLayout, part: Part) -> str:
-    tensor = layout.layers[part.layer][part.tensor]
-    return f"part {part.index} (layer {part.layer} {tensor.name} {part.start}:{part.stop})"
+def seal_for(tokens: int, pieces: Pieces) -> Seal:
+    return Seal(tokens=tokens, parts=len(pieces.parts), pieces=pieces.count, payload_bytes=pieces.nbytes)
 
 
 def _parts(layout: KvLayout, tokens: int, chunk_ends: tuple[int, ...]) -> tuple[Part, ...]:
-    if len(chunk_ends) * sum(len(layer) for layer in layout.layers) > MAX_PARTS:
-        raise ValueError(f"{len(chunk_ends)} chunks make more than {MAX_PARTS} parts")
+    if len(chunk_ends) > MAX_CHUNKS or len(chunk_ends) * sum(len(layer) for layer in layout.layers) > MAX_PARTS:
+        raise ValueError(f"{len(chunk_ends)} chunks make more than {MAX_PARTS} parts, or are more than {MAX_CHUNKS}")
     return layout.parts(tokens, chunk_ends)
 
 
-def _first_difference(layout: KvLayout, parts: Sequence[Part], offered: bytes) -> str:
-    theirs = [offered[at : at + _ENTRY.size] for at in range(0, len(offered), _ENTRY.size)]
-    for part, entry in itertools.zip_longest(parts, theirs):
-        if part is None:
-            return f"{len(theirs)} parts offered, {len(parts)} expected"
-        if entry != manifest([part]):
-            return f"{part_name(layout, part)} is not offered"
-    raise AssertionError("manifests are equal")
+def _groups(layout: KvLayout, tokens: int, chunks: int) -> Iterator[Group]:
+    for layer, tensors in enumerate(layout.layers if tokens else ()):
+        for number, tensor in enumerate(tensors):
+            if tensor.kind is TensorKind.TOKENS:
+                yield Group(layer, number, chunks, tokens * tensor.nbytes)
+            else:
+                yield Group(layer, number, 1, tensor.nbytes)
+
+
+def _first_difference(layout: KvLayout, ours: Sequence[Group], theirs: Sequence[Group]) -> str:
+    for mine, offered in itertools.zip_longest(ours, theirs):
+        if mine is None:
+            return f"{len(theirs)} groups offered, {len(ours)} expected"
+        if mine != offered:
+            name = layout.layers[mine.layer][mine.tensor].name
+            return f"layer {mine.layer} {name} ({mine.parts} parts, {mine.nbytes} bytes) is not offered"
+    raise AssertionError("the groups are equal")

@@ -1,144 +1,69 @@
-"""Outgoing transfers of one pump: what is offered, and which parts may leave when.
+"""Outgoing transfers of one pump: what is offered, which pieces leave when and on which lane, and what becomes of them
+when a lane is lost.
 
-Opened -> Begin -> Dial -> Accepted -> Stream... -> Seal -> Drained with the receiver's acknowledgement -> Delivered.
-Parts may become ready before the transfer begins; they leave in the order in which they became ready.
+Opened -> Begin -> OfferWork -> Accepted -> DataWork... -> SealWork -> Completed -> Delivered. Lanes take work when they
+can write, so a faster one takes more. Whatever a lane did not get answered goes out again on another: every frame is
+known by what it asks for (an offer for an acceptance, pieces for an acknowledgement, a seal for completion).
+
+Here is what lanes are given to write and when an attempt is given up; what the node says is in wishes.py, what lanes
+say in answers.py, and the moves that all of these share in books.py.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Iterator
 from typing import assert_never
 
-from prfaas.kvcache.layout import KvLayout, Part
+from prfaas.kvcache.layout import KvLayout
+from prfaas.transfer.answers import Answers
 from prfaas.transfer.attempts import (
-    TOMBSTONES,
-    Attempt,
-    Attempts,
-    Drained,
     LaneId,
-    LifeCommand,
-    Lost,
     Opened,
     Phase,
     Release,
     Tick,
 )
-from prfaas.transfer.egress import EgressMeter
+from prfaas.transfer.books import Books
+from prfaas.transfer.fleet import Fleet
+from prfaas.transfer.fleet import Params as Params
 from prfaas.transfer.frames import Cause
-from prfaas.transfer.offer import Offer, offer_for
+from prfaas.transfer.line import Lane
+from prfaas.transfer.outbound import Outbound
+from prfaas.transfer.outgoing import (
+    Aborted,
+    AbortWork,
+    Accepted,
+    Acked,
+    Allowance,
+    Begin,
+    Command,
+    Completed,
+    DataWork,
+    Event,
+    Heard,
+    LaneDown,
+    LaneUp,
+    PartsReady,
+    Sampled,
+    Work,
+)
+from prfaas.transfer.pieces import Run
+from prfaas.transfer.wishes import Wishes
 
-
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """Where an attempt's KV goes: the span that the receiver's `incarnation` holds for it under `generation`. What is
-    sent is counted by `region`."""
-
-    address: str
-    incarnation: int
-    generation: int
-    region: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """The node wants the span sent, through `lane`, which is new."""
-
-    lane: LaneId
-    attempt: str
-    to: Destination
-    chunk_ends: tuple[int, ...]
-    now: float
-
-
-@dataclass(frozen=True, slots=True)
-class PartsReady:
-    """These parts are complete in the span and will not change."""
-
-    attempt: str
-    parts: tuple[int, ...]
-    now: float
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The receiver has compared the offer and waits for the parts."""
-
-    lane: LaneId
-    attempt: str
-    now: float
-
-
-@dataclass(frozen=True, slots=True)
-class PartSent:
-    lane: LaneId
-    attempt: str
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """So many bytes of what these lanes were given to send have not reached the peer."""
-
-    unacknowledged: Mapping[LaneId, int]
-    now: float
-
-
-FromLane = Accepted | PartSent | Drained
-Event = FromLane | Sampled | Opened | Begin | PartsReady | Release | Tick
-
-
-@dataclass(frozen=True, slots=True)
-class Dial:
-    """Command: connect the lane and make the offer."""
-
-    lane: LaneId
-    attempt: str
-    to: Destination
-    offer: Offer
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """Command: send these parts after those sent before; with `last`, send the seal after them and await the answer."""
-
-    lane: LaneId
-    parts: tuple[Part, ...]
-    last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """Command: tell the node that the receiver has everything."""
-
-    attempt: str
-    payload_bytes: int
-    exposed_s: float
-
-
-Command = LifeCommand | Dial | Stream | Delivered
-
-
-@dataclass(slots=True, kw_only=True)
-class Outbound(Attempt):
-    """`ready`: every part that became so, at `ready_at` the last; `waiting`: those that the lane has not got, in that
-    order. Of the `queued_bytes` that the lane has got `handed_bytes` were written to its socket and `left_bytes` have
-    left."""
-
-    parts: tuple[Part, ...] = ()
-    ready: set[int] = field(default_factory=set)
-    waiting: list[int] = field(default_factory=list)
-    ready_at: float = 0.0
-    region: str = ""
-    queued_bytes: int = 0
-    handed_bytes: int = 0
-    left_bytes: int = 0
+#: Frames written in one go, where parts are small.
+MAX_RUNS = 64
 
 
 class Sender:
-    def __init__(self, layout: KvLayout, tombstones: int = TOMBSTONES) -> None:
-        self._layout = layout
-        self._attempts: Attempts[Outbound] = Attempts(tombstones)
+    """`lane_ids` gives each lane that is to be dialled its name; `sent_bytes` counts what was written to lanes."""
+
+    def __init__(self, layout: KvLayout, params: Params | None = None, lane_ids: Iterator[int] | None = None) -> None:
+        self._params = params or Params()
+        self._fleet = Fleet(self._params, lane_ids or itertools.count(1))
+        self._books = Books(self._params, self._fleet)
+        self._wishes, self._answers = Wishes(layout, self._books), Answers(self._books)
+        self._attempts, self.egress = self._books.attempts, self._books.egress
         self.sent_bytes = 0
-        self.egress = EgressMeter()
+        self.resent_bytes = 0
 
     def __contains__(self, attempt: str) -> bool:
         return attempt in self._attempts
@@ -155,132 +80,144 @@ class Sender:
         found = self._attempts.get(attempt)
         return found.phase if found else None
 
+    def lanes(self, region: str) -> int:
+        """How many are up."""
+        return sum(lane.up for lane in self._fleet.lanes.values() if lane.line.region == region)
+
+    def queue_age_s(self, region: str, now: float) -> float:
+        """How long the attempt has waited that any lane to the region has served last, of those with something to
+        send."""
+        waiting = (a.served_at for a in self._attempts if a.sendable_bytes and a.to.region == region)
+        return max(0.0, now - min(waiting, default=now))
+
     def handle(self, event: Event) -> list[Command]:
         match event:
             case Opened():
-                return self._opened(event)
-            case Begin():
-                return self._begin(event)
-            case PartsReady():
-                return self._ready(event)
-            case Accepted():
-                return self._accepted(event)
-            case PartSent():
-                return self._sent(event)
-            case Sampled():
-                return self._sampled(event)
-            case Drained():
-                return self._drained(event)
+                return self._wishes.opened(event)
             case Release():
-                return [*self._attempts.release(event.attempt)]
+                return self._wishes.release(event.attempt)
+            case Allowance():
+                self._fleet.allowances[event.region] = event.bytes_per_s
+                return []
+        self._books.now = max(self._books.now, event.now)
+        match event:
+            case Begin():
+                return self._wishes.begin(event)
+            case PartsReady():
+                return self._wishes.ready(event)
+            case LaneUp():
+                return self._answers.lane_up(event)
+            case LaneDown():
+                return self._answers.lane_down(event)
+            case Heard():
+                self._books.hear(event.lane)
+                return []
+            case Accepted():
+                return self._answers.accepted(event)
+            case Acked():
+                return self._answers.acked(event)
+            case Completed():
+                return self._answers.completed(event)
+            case Aborted():
+                return self._answers.aborted(event)
+            case Sampled():
+                return self._answers.sampled(event)
             case Tick():
-                return [*self._attempts.expire(event.now)]
+                return self._tick()
             case _:
                 assert_never(event)
 
+    def take(self, lane_id: LaneId, max_bytes: int, now: float) -> Work | None:
+        """What the lane is to write next, DATA of about `max_bytes` at most; None: it may sleep until it is woken."""
+        self._books.now = max(self._books.now, now)
+        lane = self._fleet.lanes[lane_id]
+        assert lane.up and lane.work is None, "a lane writes one thing at a time"
+        lane.work = None if lane.hung is not None else self._control(lane) or self._data(lane, max_bytes)
+        if lane.work is not None:
+            lane.taken_at, lane.idle_since = self._books.now, None
+        elif lane.idle_since is None:
+            lane.idle_since = self._books.now
+        return lane.work
+
+    def wrote(self, lane_id: LaneId, now: float) -> list[Command]:
+        """The lane has written what it took, and touches no span any more."""
+        self._books.now = max(self._books.now, now)
+        lane = self._fleet.lanes[lane_id]
+        if isinstance(lane.work, DataWork):
+            lane.written_bytes += lane.work.nbytes
+            self.sent_bytes += lane.work.nbytes
+        lane.work = None
+        commands = self._books.let_go(lane)
+        # A seal may have become due with what was taken.
+        return [*commands, *self._fleet.stir(lane.line, self._books.now)] if lane.line.outbox.control else commands
+
     def check(self) -> None:
-        self._attempts.check()
-        self.egress.check()
+        self._books.check()
+
+    def _control(self, lane: Lane) -> Work | None:
+        """Offers and seals of attempts that have ended meanwhile are skipped."""
+        queue = lane.line.outbox.control
+        while queue:
+            work = queue.popleft()
+            if isinstance(work, AbortWork):
+                return work
+            attempt = lane.line.attempts.get(work.attempt)
+            if attempt is not None:
+                attempt.offered, attempt.asks = True, lane.id
+                lane.asks[attempt.id] = None
+                return work
+        return None
+
+    def _data(self, lane: Lane, max_bytes: int) -> Work | None:
+        attempt_id = lane.line.outbox.first(self._books.now) if lane.line.room(lane) > 0 else None
+        attempt = lane.line.attempts[attempt_id] if attempt_id is not None else None
+        if attempt is None:
+            return None
+        resent_bytes = attempt.resent_bytes
+        runs: list[Run] = []
+        rest_bytes = max_bytes
+        while rest_bytes > 0 and len(runs) < MAX_RUNS:
+            run = attempt.take(lane.id, rest_bytes, self._params.places, alone=not runs)
+            if run is None:
+                break
+            runs.append(run)
+            lane.flight[attempt.id, run.first] = (attempt, run)
+            rest_bytes -= run.nbytes
+        nbytes = max_bytes - rest_bytes
+        lane.taken_bytes += nbytes
+        lane.touching = attempt
+        attempt.touches += 1
+        attempt.served_at = self._books.now
+        self.resent_bytes += attempt.resent_bytes - resent_bytes
+        lane.line.outbox.charge(attempt.id, nbytes, self._books.now)
+        self._books.refresh(attempt)
+        return DataWork(attempt.id, attempt.to, tuple(runs), nbytes)
+
+    def _tick(self) -> list[Command]:
+        commands: list[Command] = []
+        for attempt in self._attempts.late(self._books.now):
+            commands += self._books.close(attempt, Cause.EXPIRED, "")
         for attempt in self._attempts:
-            assert attempt.ready.issuperset(attempt.waiting)
-            sealed = attempt.phase in (Phase.SEALED, Phase.HANDED)
-            assert not sealed or len(attempt.ready) == len(attempt.parts), f"sealed with parts missing: {attempt}"
-            assert not sealed or not attempt.waiting, f"sealed before all was sent: {attempt}"
+            commands += self._judge(attempt)
+        return [*commands, *self._fleet.tend(self._books.now)]
 
-    def _opened(self, event: Opened) -> list[Command]:
-        outbound = Outbound(
-            id=event.attempt,
-            tokens=event.tokens,
-            generation=event.generation,
-            expires_at=event.expires_at,
-            awaited=False,
-        )
-        self._attempts.open(outbound)
-        return []
-
-    def _begin(self, event: Begin) -> list[Command]:
-        attempt = self._attempts.get(event.attempt)
-        if attempt is None:
-            return [Lost(event.attempt, Cause.UNKNOWN_ATTEMPT, "nothing is reserved")]
-        if attempt.phase is not Phase.RESERVED:
+    def _judge(self, attempt: Outbound) -> list[Command]:
+        """Whether it is time to give the attempt up. Where dialling again would come too late it is."""
+        if not attempt.awaited:
             return []
-        attempt.awaited = True
-        if not attempt.ready:
-            attempt.ready_at = event.now
-        try:
-            offer, attempt.parts = offer_for(self._layout, attempt.tokens, event.chunk_ends)
-        except ValueError as error:
-            return [*self._attempts.fail(attempt, Cause.OFFER_MISMATCH, str(error))]
-        attempt.region = event.to.region
-        self._attempts.bind(attempt, event.lane)
-        return [Dial(event.lane, attempt.id, event.to, offer)]
-
-    def _ready(self, event: PartsReady) -> list[Command]:
-        attempt = self._attempts.get(event.attempt)
-        if attempt is None:
+        line = self._fleet.lines[attempt.to.peer]
+        last_chance = self._books.now if line.lanes else max(self._books.now, line.rest.until)
+        if attempt.phase is Phase.OFFERED:
+            if last_chance - attempt.begun_at <= self._params.connect_s:
+                return []
+            return self._books.fail(attempt, Cause.CONNECT, line.rest.detail or "the offer was not answered")
+        owed = attempt.flight or attempt.again or attempt.phase is Phase.SEALED
+        if not owed and line.up:
+            attempt.moved_at = self._books.now
+        if last_chance - attempt.moved_at <= self._params.no_progress_s:
             return []
-        fresh = [index for index in dict.fromkeys(event.parts) if index not in attempt.ready]
-        attempt.ready.update(fresh)
-        attempt.waiting += fresh
-        attempt.ready_at = event.now
-        return self._stream(attempt, event.now) if attempt.phase is Phase.STREAMING else []
-
-    def _accepted(self, event: Accepted) -> list[Command]:
-        attempt = self._attempts.held_by(event.lane, event.attempt)
-        if attempt is None or attempt.phase is not Phase.OFFERED:
-            return []
-        attempt.move(Phase.STREAMING)
-        return self._stream(attempt, event.now)
-
-    def _stream(self, attempt: Outbound, now: float) -> list[Command]:
-        assert attempt.lane is not None
-        unknown = [index for index in attempt.waiting if not 0 <= index < len(attempt.parts)]
-        if unknown:
-            return [*self._attempts.fail(attempt, Cause.UNEXPECTED_PART, f"part {unknown[0]} of {len(attempt.parts)}")]
-        parts = tuple(attempt.parts[index] for index in attempt.waiting)
-        last = len(attempt.ready) == len(attempt.parts)
-        attempt.waiting.clear()
-        nbytes = sum(part.nbytes for part in parts)
-        attempt.queued_bytes += nbytes
-        self.egress.queued(attempt.region, nbytes, now)
-        if last:
-            attempt.move(Phase.SEALED)
-        return [Stream(attempt.lane, parts, last)] if parts or last else []
-
-    def _sent(self, event: PartSent) -> list[Command]:
-        attempt = self._attempts.held_by(event.lane, event.attempt)
-        if attempt is not None:
-            nbytes = attempt.parts[event.index].nbytes
-            self.sent_bytes += nbytes
-            attempt.handed_bytes += nbytes
-        return []
-
-    def _sampled(self, event: Sampled) -> list[Command]:
-        left: dict[str, int] = {}
-        for attempt in self._attempts:
-            if attempt.lane is not None and attempt.lane in event.unacknowledged:
-                reached = attempt.handed_bytes - event.unacknowledged[attempt.lane]
-                fresh = max(0, reached - attempt.left_bytes)
-                attempt.left_bytes += fresh
-                left[attempt.region] = left.get(attempt.region, 0) + fresh
-        for region, nbytes in left.items():
-            self.egress.sent(region, nbytes, event.now)
-        return []
-
-    def _drained(self, event: Drained) -> list[Command]:
-        attempt = self._attempts.held_by(event.lane, event.attempt)
-        if attempt is None:
-            return []
-        rest = attempt.queued_bytes - attempt.left_bytes
-        if event.cause is None:
-            self.egress.sent(attempt.region, rest, event.now)
-        else:
-            self.egress.dropped(attempt.region, rest, event.now)
-        attempt.left_bytes += rest
-        delivered: list[Command] = []
-        if event.cause is None and attempt.awaited:
-            assert attempt.phase is Phase.SEALED, f"acknowledged before it was sealed: {attempt}"
-            attempt.awaited = False
-            payload_bytes = sum(part.nbytes for part in attempt.parts)
-            delivered = [Delivered(attempt.id, payload_bytes, event.now - attempt.ready_at)]
-        return [*delivered, *self._attempts.drained(attempt, event.cause, event.detail)]
+        if line.up:
+            return self._books.fail(
+                attempt, Cause.NO_PROGRESS, f"nothing acknowledged for {self._params.no_progress_s:g} s"
+            )
+        return self._books.fail(attempt, Cause.PEER_GONE, line.rest.detail or line.rest.cause.value)

@@ -2,7 +2,6 @@
 nothing but the answer itself can show the damage."""
 
 import asyncio
-import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -11,8 +10,10 @@ import msgspec
 from crc32c import crc32c
 
 from prfaas.kvcache.layout import KvLayout, Part
-from prfaas.transfer.frames import HEADER_BYTES, Kind, decode, encode
-from prfaas.transfer.offer import Offer, Seal
+from prfaas.transfer.frames import HEADER_BYTES, Header, Kind, decode, encode
+from prfaas.transfer.offer import Offer
+from prfaas.transfer.pieces import Pieces
+from prfaas.transfer.tickets import TICKET_BYTES
 
 #: Whether this part is to be zeroed.
 Target = Callable[[KvLayout, Part], bool]
@@ -25,6 +26,7 @@ class Tamper:
         self._layout, self._target_port = layout, target_port
         self.target: Target | None = None
         self.zeroed = 0
+        self._pieces: dict[str, Pieces] = {}
 
     async def start(self, port: int) -> asyncio.Server:
         return await asyncio.start_server(self._relay, "127.0.0.1", port)
@@ -38,27 +40,27 @@ class Tamper:
         await back
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        parts: tuple[Part, ...] = ()
-        crcs: dict[int, int] = {}
+        """Frames of an attempt may come on any connection, its offer on one of them. A part may take several."""
         while True:
             header = decode(await reader.readexactly(HEADER_BYTES))
             payload = await reader.readexactly(header.length)
             match header.kind:
                 case Kind.OFFER:
-                    offer = msgspec.msgpack.decode(payload, type=Offer)
+                    offer = msgspec.msgpack.decode(payload[TICKET_BYTES:], type=Offer)
                     parts = self._layout.parts(offer.tokens, offer.chunk_ends)
-                case Kind.PART:
-                    if self.target and self.target(self._layout, parts[header.index]):
+                    self._pieces[header.attempt] = Pieces(parts, offer.piece_bytes)
+                case Kind.DATA:
+                    part = self._part(header)
+                    if self.target and self.target(self._layout, part):
                         payload = bytes(header.length)
-                        self.zeroed += 1
-                    crcs[header.index] = crc32c(payload)
-                case Kind.SEAL:
-                    seal = msgspec.msgpack.decode(payload, type=Seal)
-                    digest = crc32c(struct.pack(f"<{len(parts)}I", *(crcs[index] for index in range(len(parts)))))
-                    payload = msgspec.msgpack.encode(msgspec.structs.replace(seal, digest=digest))
-            header = replace(header, length=len(payload), payload_crc=crc32c(payload))
-            writer.write(encode(header) + payload)
+                        self.zeroed += header.offset == part.offset
+            writer.write(encode(replace(header, payload_crc=crc32c(payload))) + payload)
             await writer.drain()
+
+    def _part(self, header: Header) -> Part:
+        """A frame is of one part."""
+        parts = self._pieces[header.attempt].parts
+        return next(part for part in parts if part.offset <= header.offset < part.offset + part.nbytes)
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -5,25 +5,29 @@ import contextlib
 import mmap
 import os
 import random
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
+
+import msgspec
 
 from prfaas.ipc import Channel
 from prfaas.kvcache.layout import KvLayout, TensorKind, TensorSpec, chunk_ends
 from prfaas.transfer import frames, greeting, offer
 from prfaas.transfer.frames import Cause, Header, Kind
+from prfaas.transfer.pieces import PIECE_BYTES, Pieces
 from prfaas.transfer.pump import messages as m
 
 LIVENESS_S = 20.0
 POOL_BYTES = 64 << 20
 NAMESPACE = "kimi-tiny/fp32"
+NODE = "n0"
 
 #: Two linear-attention layers around one with attention: two kinds of state, and 8 KiB of KV per token.
 LAYOUT = KvLayout(
@@ -56,9 +60,10 @@ def start_message(
     port: int = 0,
     no_progress_s: float = 5.0,
     connect_s: float = 5.0,
+    **settings: Any,
 ) -> m.Start:
     return m.Start(
-        node="n0",
+        node=NODE,
         incarnation=incarnation,
         namespace=namespace,
         layout=LAYOUT,
@@ -67,6 +72,7 @@ def start_message(
         listen_port=port,
         no_progress_s=no_progress_s,
         connect_s=connect_s,
+        **settings,
     )
 
 
@@ -121,8 +127,10 @@ class Pump:
         """Events of this kind that have come and that nobody has waited for."""
         return [event for event in self._events if isinstance(event, kind)]
 
-    def reserve(self, attempt: str, tokens: int, *, receive: bool, ttl_s: float = 60.0) -> m.Reserved:
-        self.tell(m.Reserve(attempt=attempt, tokens=tokens, ttl_s=ttl_s, receive=receive))
+    def reserve(
+        self, attempt: str, tokens: int, *, receive: bool, ttl_s: float = 60.0, source: str = NODE
+    ) -> m.Reserved:
+        self.tell(m.Reserve(attempt=attempt, tokens=tokens, ttl_s=ttl_s, receive=receive, source=source))
         return self.await_event(m.Reserved, attempt)
 
     def release(self, attempt: str) -> None:
@@ -135,7 +143,9 @@ class Pump:
     def fill(self, reserved: m.Reserved) -> None:
         self.span(reserved)[:] = os.urandom(reserved.nbytes)
 
-    def send_to(self, peer: "Pump", here: str, there: m.Reserved, tokens: int, address: str | None = None) -> None:
+    def send_to(
+        self, peer: "Pump", here: str, there: m.Reserved, tokens: int, address: str | None = None, **settings: Any
+    ) -> None:
         self.tell(
             m.Send(
                 attempt=here,
@@ -143,14 +153,18 @@ class Pump:
                 peer_incarnation=peer.incarnation,
                 generation=there.generation,
                 chunk_ends=chunk_ends(tokens, CHUNK_TOKENS),
+                ticket=there.ticket,
+                key_out=there.key_out,
+                key_back=there.key_back,
+                **settings,
             )
         )
 
     def assert_baseline(self) -> m.Load:
-        """No span, no connection, all of the pool free, as of now: what was reported earlier does not count."""
+        """No span, all of the pool free, as of now: what was reported earlier does not count. Lanes stay open."""
         self.release(attempt_id())
         self.load = None
-        return self.await_load(lambda load: not load.spans and not load.connections and load.free_bytes == POOL_BYTES)
+        return self.await_load(lambda load: not load.spans and load.free_bytes == POOL_BYTES)
 
     def hang_up(self) -> None:
         """End what wrote to this pump by hand."""
@@ -179,37 +193,80 @@ class Pump:
     def _receive(self, deadline: float) -> None:
         events = self.node.receive(max(0.01, deadline - time.monotonic()))
         assert events is not None, "the pump has ended"
-        assert events, f"nothing in time; have {self._events}, {self.load}"
+        assert events, f"nothing in time; have {self._events[-8:]}, {self.load}"
         for event in events:
             if isinstance(event, m.Load):
                 self.load = event
             else:
                 self._events.append(event)
-        assert time.monotonic() < deadline, f"not in time; have {self._events}, {self.load}"
+        assert time.monotonic() < deadline, f"not in time; have {self._events[-8:]}, {self.load}"
 
 
 def start_transfer(
-    source: Pump, target: Pump, tokens: int, *, address: str | None = None
+    source: Pump, target: Pump, tokens: int, *, address: str | None = None, **settings: Any
 ) -> tuple[str, m.Reserved, m.Reserved]:
     """Reserved on both sides, filled at the source and offered; no part is ready yet."""
     attempt = attempt_id()
     there = target.reserve(attempt, tokens, receive=True)
     here = source.reserve(attempt, tokens, receive=False)
     source.fill(here)
-    source.send_to(target, attempt, there, tokens, address)
+    source.send_to(target, attempt, there, tokens, address, **settings)
     return attempt, here, there
 
 
+def assert_transfers(source: Pump, target: Pump) -> None:
+    """An ordinary transfer works and leaves nothing behind."""
+    attempt, here, there = start_transfer(source, target, 200)
+    source.tell(m.PartsReady(attempt, parts_of(200)))
+    assert isinstance(source.outcome(attempt), m.Sent)
+    assert isinstance(target.outcome(attempt), m.Received)
+    latent = next(part for part in LAYOUT.parts(200, chunk_ends(200, CHUNK_TOKENS)) if part.layer == 1)
+    place = slice(latent.offset, latent.offset + latent.nbytes)
+    assert source.span(here)[place] == target.span(there)[place]
+    end(attempt, source, target)
+
+
+def end(attempt: str, *held_by: Pump) -> None:
+    for pump in held_by:
+        pump.release(attempt)
+
+
+def lost(pump: Pump, attempt: str) -> m.TransferLost:
+    outcome = pump.outcome(attempt)
+    assert isinstance(outcome, m.TransferLost), f"{outcome}"
+    return outcome
+
+
+def assert_same_parts(source: Pump, here: m.Reserved, target: Pump, there: m.Reserved, tokens: int) -> None:
+    for part in LAYOUT.parts(tokens, chunk_ends(tokens, CHUNK_TOKENS)):
+        ours = source.span(here)[part.offset : part.offset + part.nbytes]
+        theirs = target.span(there)[part.offset : part.offset + part.nbytes]
+        assert ours == theirs, f"{part} differs"
+
+
 class WirePeer:
-    """One end of a connection whose frames are written by hand: what a broken or hostile peer might say."""
+    """One end of a connection whose frames are written by hand, in plain: what a broken or hostile peer might say."""
 
     def __init__(self, sock: socket.socket, attempt: str, generation: int = 0, incarnation: int = 0) -> None:
         self.sock, self.attempt, self.generation, self._incarnation = sock, attempt, generation, incarnation
+        self.own_incarnation = 1
         sock.settimeout(LIVENESS_S)
 
-    def hello(self, namespace: str = NAMESPACE, wire: tuple[int, int] = (1, 1)) -> Header:
+    def hello(
+        self,
+        namespace: str = NAMESPACE,
+        wire: tuple[int, int] = (2, 2),
+        node: str = NODE,
+        integrity: str = "crc32c",
+    ) -> Header:
         hello = greeting.Hello(
-            node="hand", namespace=namespace, oldest_wire=wire[0], newest_wire=wire[1], incarnation=self._incarnation
+            node=node,
+            own_incarnation=self.own_incarnation,
+            namespace=namespace,
+            oldest_wire=wire[0],
+            newest_wire=wire[1],
+            incarnation=self._incarnation,
+            integrity=integrity,
         )
         self.write(Kind.HELLO, greeting.pack(hello))
         return self.read()
@@ -218,45 +275,56 @@ class WirePeer:
         header = frames.header_for(kind, payload, attempt=self.attempt, generation=self.generation)
         self.sock.sendall(header + payload)
 
-    def offer(self, tokens: int, *, without: int | None = None) -> Header:
-        made, parts = offer.offer_for(LAYOUT, tokens, chunk_ends(tokens, CHUNK_TOKENS))
-        listed = [part for part in parts if part.index != without]
-        made = offer.Offer(tokens=made.tokens, chunk_ends=made.chunk_ends, manifest=offer.manifest(listed))
-        self.write(Kind.OFFER, greeting.pack(made))
+    def offer(self, tokens: int, ticket: bytes, *, without: int | None = None) -> Header:
+        made, _ = offer.offer_for(LAYOUT, tokens, chunk_ends(tokens, CHUNK_TOKENS), PIECE_BYTES)
+        groups = tuple(group for number, group in enumerate(made.groups) if number != without)
+        self.write(Kind.OFFER, ticket + greeting.pack(msgspec.structs.replace(made, groups=groups)))
         return self.read()
 
-    def part(self, tokens: int, number: int, payload: bytes | None = None, **changes: int) -> bytes:
+    def data(self, tokens: int, number: int, payload: bytes | None = None, **changes: int) -> bytes:
+        """A frame with one part of the transfer; every part here fits one frame."""
         part = LAYOUT.parts(tokens, chunk_ends(tokens, CHUNK_TOKENS))[number]
+        first, stop = pieces_of(tokens).of_part(number)
         payload = os.urandom(part.nbytes) if payload is None else payload
         fields = {
             "generation": self.generation,
-            "index": number,
+            "index": first,
+            "count": stop - first,
             "offset": part.offset,
             "length": len(payload),
         } | changes
-        header = Header(kind=Kind.PART, attempt=self.attempt, payload_crc=frames.crc32c(payload), **fields)
+        header = Header(kind=Kind.DATA, attempt=self.attempt, payload_crc=frames.crc32c(payload), **fields)
         self.sock.sendall(frames.encode(header) + payload)
         return payload
 
-    def seal(self, tokens: int, payloads: dict[int, bytes]) -> None:
-        parts = LAYOUT.parts(tokens, chunk_ends(tokens, CHUNK_TOKENS))
-        crcs = [frames.crc32c(payloads[index]) for index in sorted(payloads)]
-        self.write(Kind.SEAL, greeting.pack(offer.seal_for(tokens, parts, crcs)))
+    def seal(self, tokens: int) -> None:
+        self.write(Kind.SEAL, greeting.pack(offer.seal_for(tokens, pieces_of(tokens))))
 
     def read(self) -> Header:
-        """Header of the next frame; a refusal is raised as the ProtocolError it stands for."""
-        header = frames.decode(self._exactly(frames.HEADER_BYTES))
-        payload = self._exactly(header.length)
-        if header.kind in (Kind.REFUSE, Kind.ABORT):
-            raise greeting.refused(payload)
+        """Header of the next frame that says something; a refusal is raised as the ProtocolError it stands for."""
+        while True:
+            header = frames.decode(self._exactly(frames.HEADER_BYTES))
+            payload = self._exactly(header.length)
+            if header.kind in (Kind.REFUSE, Kind.ABORT):
+                raise greeting.refused(payload)
+            if header.kind is not Kind.KEEPALIVE:
+                return header
+
+    def await_frame(self, kind: Kind) -> Header:
+        """The next frame of this kind."""
+        while (header := self.read()).kind is not kind:
+            pass
         return header
 
     def is_closed(self) -> bool:
-        """Whether the other end hangs up, saying nothing more."""
+        """Whether the other end hangs up, saying nothing more than that it was there."""
         try:
-            return not self.sock.recv(1)
+            while data := self.sock.recv(frames.HEADER_BYTES):
+                if frames.decode(data).kind is not Kind.KEEPALIVE:
+                    return False
         except ConnectionError:
-            return True
+            pass
+        return True
 
     def _exactly(self, nbytes: int) -> bytes:
         data = b""
@@ -268,6 +336,10 @@ class WirePeer:
         return data
 
 
+def pieces_of(tokens: int) -> Pieces:
+    return Pieces(LAYOUT.parts(tokens, chunk_ends(tokens, CHUNK_TOKENS)), PIECE_BYTES)
+
+
 def dial(pump: Pump, attempt: str, generation: int) -> WirePeer:
     """A hand-written sender, connected to the pump."""
     sock = socket.create_connection(("127.0.0.1", pump.port), timeout=LIVENESS_S)
@@ -276,9 +348,9 @@ def dial(pump: Pump, attempt: str, generation: int) -> WirePeer:
 
 
 class Line:
-    """A TCP line to a pump. `meddle(bytes so far, data)` sees what the dialler sends and returns what arrives; None
-    cuts the line. A stalled line stays open and carries nothing. With `bytes_per_s` it is as slow as that, and takes in
-    hardly more than it has carried."""
+    """A TCP line to a pump, for any number of connections. `meddle(bytes so far, data)` sees what diallers send and
+    returns what arrives; None cuts that connection. A stalled line stays open and carries nothing. With `bytes_per_s`
+    it is as slow as that, and takes in hardly more than it has carried."""
 
     def __init__(
         self,
@@ -291,43 +363,101 @@ class Line:
         self._door = socket.create_server(("127.0.0.1", 0))
         if bytes_per_s is not None:
             self._door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            # Loopback's segments are as long as that, and one that does not fit waits for a timer that backs off.
+            self._door.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 8 << 10)
         self.address = f"127.0.0.1:{self._door.getsockname()[1]}"
         self.carried = 0
+        #: Connections that were ever made through it, and those that are open: pairs of sockets.
+        self.made = 0
+        self.open: list[tuple[socket.socket, socket.socket]] = []
         self._flows = threading.Event()
         self._flows.set()
+        self._broken = False
+        self._carried_by: Counter[int] = Counter()
+        self._swallowed: list[tuple[socket.socket, socket.socket]] = []
+        self._turn = threading.Lock()
         threading.Thread(target=self._run, daemon=True).start()
 
     def stall(self) -> None:
         self._flows.clear()
 
+    def flow(self) -> None:
+        """It carries again."""
+        self._flows.set()
+
+    def swallow(self) -> None:
+        """The connections that are open now carry nothing any more, for ever; new ones do."""
+        self._swallowed += self.open
+
+    def cut(self, connections: int | None = None) -> None:
+        """End so many of the open connections, those that have carried most, or all."""
+        for pair in sorted(self.open, key=lambda pair: -self._carried_by[id(pair)])[:connections]:
+            for sock in pair:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def go_down(self) -> None:
+        """All connections end, and new ones end at once."""
+        self._broken = True
+        self.cut()
+
+    def heal(self) -> None:
+        self._broken = False
+
     def close(self) -> None:
         self._flows.set()
+        # Wakes the thread that accepts.
+        with contextlib.suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
         self._door.close()
+        self.cut()
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):
-            near, _ = self._door.accept()
-            with near, socket.create_connection(("127.0.0.1", self._target)) as far:
-                while self._carry(near, far):
-                    pass
+            while True:
+                near, _ = self._door.accept()
+                if self._broken:
+                    near.close()
+                    continue
+                pair = near, socket.create_connection(("127.0.0.1", self._target))
+                self.made += 1
+                self.open.append(pair)
+                threading.Thread(target=self._forth, args=(pair,), daemon=True).start()
+                threading.Thread(target=self._back, args=(pair,), daemon=True).start()
 
-    def _carry(self, near: socket.socket, far: socket.socket) -> bool:
-        for sock in select.select([near, far], [], [])[0]:
-            data = sock.recv(1 << 16)
-            self._flows.wait()
-            if sock is near and data:
-                if self._bytes_per_s is not None:
-                    time.sleep(len(data) / self._bytes_per_s)
-                changed = self._meddle(self.carried, data)
-                self.carried += len(data)
+    def _forth(self, pair: tuple[socket.socket, socket.socket]) -> None:
+        near, far = pair
+        with contextlib.suppress(OSError):
+            while data := near.recv(1 << 16):
+                self._flows.wait()
+                if pair in self._swallowed:
+                    continue
+                with self._turn:
+                    if self._bytes_per_s is not None:
+                        time.sleep(len(data) / self._bytes_per_s)
+                    changed = self._meddle(self.carried, data)
+                    self.carried += len(data)
+                    self._carried_by[id(pair)] += len(data)
                 if changed is None:
-                    return False
+                    break
                 far.sendall(changed)
-            elif data:
-                near.sendall(data)
-            else:
-                return False
-        return True
+        self._end(pair)
+
+    def _back(self, pair: tuple[socket.socket, socket.socket]) -> None:
+        near, far = pair
+        with contextlib.suppress(OSError):
+            while data := far.recv(1 << 16):
+                self._flows.wait()
+                if pair not in self._swallowed:
+                    near.sendall(data)
+        self._end(pair)
+
+    def _end(self, pair: tuple[socket.socket, socket.socket]) -> None:
+        if pair in self.open:
+            self.open.remove(pair)
+        for sock in pair:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from tests.integration.kv_pumps import (
     LIVENESS_S,
     POOL_BYTES,
     Pump,
+    assert_same_parts,
     attempt_id,
     parts_of,
     pumps,
@@ -35,7 +36,7 @@ def shared() -> Iterator[list[Pump]]:
 
 @pytest.fixture
 def pair(shared: list[Pump]) -> Iterator[list[Pump]]:
-    """Two pumps. Whatever a test does, it ends with nothing reserved and nothing connected."""
+    """Two pumps. Whatever a test does, it ends with nothing reserved."""
     yield shared
     for pump in shared:
         pump.assert_baseline()
@@ -240,10 +241,3 @@ def test_a_pump_does_not_outlive_its_parent() -> None:
         while node.receive(LIVENESS_S) is not None:
             assert time.monotonic() < deadline, "the pump still reports its load"
     node.close()
-
-
-def assert_same_parts(source: Pump, here: m.Reserved, target: Pump, there: m.Reserved, tokens: int) -> None:
-    for part in LAYOUT.parts(tokens, chunk_ends(tokens, CHUNK_TOKENS)):
-        ours = source.span(here)[part.offset : part.offset + part.nbytes]
-        theirs = target.span(there)[part.offset : part.offset + part.nbytes]
-        assert ours == theirs, f"{part} differs"

@@ -6,6 +6,7 @@ from prfaas.kvcache.layout import chunk_ends
 from prfaas.transfer import greeting
 from prfaas.transfer.frames import Cause, Kind
 from prfaas.transfer.pump import messages as m
+from prfaas.transfer.replies import Progress
 from tests.integration.kv_pumps import (
     CHUNK_TOKENS,
     LAYOUT,
@@ -19,43 +20,42 @@ from tests.integration.kv_pumps import (
 )
 
 TOKENS = 1000
-NO_PROGRESS_S = 0.5
-SLOW_BYTES_PER_S = 2e6
+NO_PROGRESS_S = 1.0
+SLOW_BYTES_PER_S = 1.2e6
 
 
-def all_written(source: Pump, target: Pump) -> tuple[Line, str]:
-    """A transfer over a slow line, of which the sender's kernel has taken in everything."""
+def under_way(source: Pump, target: Pump) -> tuple[Line, str]:
+    """A transfer over a line so slow that it takes several times the no-progress time."""
     line = Line(target, bytes_per_s=SLOW_BYTES_PER_S)
+    assert LAYOUT.size_bytes(TOKENS) / SLOW_BYTES_PER_S > 5 * NO_PROGRESS_S
     attempt, _, _ = start_transfer(source, target, TOKENS, address=line.address)
     source.tell(m.PartsReady(attempt, parts_of(TOKENS)))
-    source.await_load(lambda load: load.sent_bytes_total >= LAYOUT.size_bytes(TOKENS))
-    left_s = (LAYOUT.size_bytes(TOKENS) - line.carried) / SLOW_BYTES_PER_S
-    assert left_s > 2 * NO_PROGRESS_S, "the kernel took so little that this proves nothing"
+    target.await_load(lambda load: load.received_bytes_total > 0)
     return line, attempt
 
 
-def assert_gives_up(pump: Pump, attempt: str) -> None:
+def assert_given_up(pump: Pump, attempt: str, *causes: Cause) -> None:
     lost = pump.outcome(attempt)
-    assert isinstance(lost, m.TransferLost) and lost.cause == Cause.NO_PROGRESS.value, f"{lost}"
+    assert isinstance(lost, m.TransferLost) and lost.cause in [cause.value for cause in causes], f"{lost}"
     pump.release(attempt)
     pump.assert_baseline()
 
 
 def test_a_slow_line_is_no_broken_line() -> None:
-    """A line that carries what the kernel took in for several times the no-progress time is waited for."""
+    """A line that needs long for every frame, but moves, is waited for."""
     with pumps({"no_progress_s": NO_PROGRESS_S}, {"no_progress_s": NO_PROGRESS_S}) as (source, target):
-        _, attempt = all_written(source, target)
+        _, attempt = under_way(source, target)
         assert isinstance(source.outcome(attempt), m.Sent)
         assert isinstance(target.outcome(attempt), m.Received)
 
 
-def test_a_slow_line_that_breaks_is_given_up() -> None:
-    """The line stops with everything written and on its way: nobody waits for the rest."""
+def test_field_C1_a_slow_line_that_stops_is_given_up() -> None:
+    """Half open: no byte, no error, every buffer on the way full. Both ends notice by themselves."""
     with pumps({"no_progress_s": NO_PROGRESS_S}, {"no_progress_s": NO_PROGRESS_S}) as (source, target):
-        line, attempt = all_written(source, target)
+        line, attempt = under_way(source, target)
         line.stall()
-        assert_gives_up(source, attempt)
-        assert_gives_up(target, attempt)
+        assert_given_up(source, attempt, Cause.NO_PROGRESS, Cause.PEER_GONE)
+        assert_given_up(target, attempt, Cause.NO_PROGRESS, Cause.PEER_GONE)
 
 
 def test_a_peer_that_takes_nothing_is_given_up_between_two_parts() -> None:
@@ -71,5 +71,5 @@ def test_a_peer_that_takes_nothing_is_given_up_between_two_parts() -> None:
             assert peer.read().kind is Kind.HELLO
             peer.write(Kind.WELCOME, greeting.pack(greeting.Welcome(node="hand", incarnation=1)))
             assert peer.read().kind is Kind.OFFER
-            peer.write(Kind.ACCEPT)
-            assert_gives_up(source, attempt)
+            peer.write(Kind.ACCEPT, greeting.pack(Progress(ranges=(), credit_bytes=1 << 20)))
+            assert_given_up(source, attempt, Cause.NO_PROGRESS, Cause.PEER_GONE)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,11 @@ class Client:
         assert self.error is not None or self.left or self.received == expected, "a request ended without a word"
         assert all(attempt.ending is not Ending.RUNNING for attempt in self.story.attempts)
         assert len(self.story.attempts) <= PARAMS.max_attempts
-        assert len({attempt.id for attempt in self.story.attempts}) == len(self.story.attempts)
+        for before, after in pairwise(self.story.attempts):
+            in_place = after.route.prefill == after.route.decode == before.route.decode
+            assert after.id != before.id or (in_place and before.ending in (Ending.PREFILL_LOST, Ending.REFUSED))
+        new = [after.id for before, after in pairwise(self.story.attempts) if after.id != before.id]
+        assert len({self.story.attempts[0].id, *new}) == 1 + len(new) if self.story.attempts else not new
         if self.received:
             lost = [attempt for attempt in self.story.attempts[:-1] if attempt.ending is Ending.DONE]
             assert not lost, "an attempt followed one that was done"

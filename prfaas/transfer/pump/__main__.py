@@ -6,6 +6,7 @@ closes, when the parent dies, or on SIGTERM. It holds nothing that outlives it, 
 
 import argparse
 import contextlib
+import itertools
 import mmap
 import os
 import signal
@@ -17,11 +18,14 @@ import traceback
 from prfaas.errors import ConfigError
 from prfaas.ipc import Channel
 from prfaas.process import die_with_parent
+from prfaas.transfer import receiver, sender
+from prfaas.transfer.pieces import MAX_PLACES
 from prfaas.transfer.pump import messages
 from prfaas.transfer.pump.control import Control
 from prfaas.transfer.pump.inbound import accept_for_ever
-from prfaas.transfer.pump.plane import Plane
+from prfaas.transfer.pump.plane import MAX_LANES, Plane
 from prfaas.transfer.pump.sockets import listener
+from prfaas.transfer.tickets import SECRET_BYTES
 
 START_S = 60.0
 
@@ -55,7 +59,7 @@ def _run(start: messages.Start, node: Channel[messages.Command], pool_fd: int) -
         raise ConfigError(
             "pool_bytes", f"the pool's memory has {os.fstat(pool_fd).st_size} bytes, not {start.pool_bytes}"
         )
-    plane = Plane(start, memoryview(mmap.mmap(pool_fd, start.pool_bytes)))
+    plane = _plane(start, memoryview(mmap.mmap(pool_fd, start.pool_bytes)))
     try:
         door = listener(start.listen_host, start.listen_port)
     except OSError as error:
@@ -66,6 +70,32 @@ def _run(start: messages.Start, node: Channel[messages.Command], pool_fd: int) -
     threading.Thread(target=accept_for_ever, args=(plane, door), name="accept", daemon=True).start()
     node.send(messages.Listening(door.getsockname()[1]))
     Control(plane, node).run()
+
+
+def _plane(start: messages.Start, memory: memoryview) -> Plane:
+    numbers = itertools.count(1)
+    return Plane(
+        start=start,
+        memory=memory,
+        secret=os.urandom(SECRET_BYTES),
+        sender=sender.Sender(
+            start.layout,
+            sender.Params(
+                connect_s=start.connect_s,
+                no_progress_s=start.no_progress_s,
+                silence_s=start.no_progress_s / 2,
+                least_lanes=start.min_lanes,
+                most_lanes=start.max_lanes,
+                total_lanes=MAX_LANES,
+                # A cipher takes a payload from one place to one place.
+                places=1 if start.integrity == "aes-gcm" else MAX_PLACES,
+                idle_s=start.lane_idle_s,
+            ),
+            numbers,
+        ),
+        receiver=receiver.Receiver(start.layout, receiver.Params(no_progress_s=start.no_progress_s)),
+        numbers=numbers,
+    )
 
 
 def _first(node: Channel[messages.Command]) -> messages.Start | None:

@@ -1,27 +1,29 @@
-"""The pump's control thread: the only one that knows the pool, the attempts and the node.
+"""The pump's control thread: the only one that knows the pool and the node.
 
-It turns what the node wants and what the lanes report into events of the machines, and carries out their commands. It
-never waits for a lane.
+It turns what the node wants into events of the machines, carries out their commands, and looks after the lines: what
+they do, and how fast they may. It never waits for a lane.
 """
 
 import selectors
 import time
-from collections.abc import Iterable
 from functools import partial
 from typing import assert_never
 
 from prfaas.ipc import Channel
 from prfaas.kvcache.blocks import BlockPool
-from prfaas.transfer import receiver, sender
-from prfaas.transfer.attempts import Answer, Drained, Free, LaneId, Lost, Opened, Release, Stop, Tick
-from prfaas.transfer.egress import Sent
+from prfaas.transfer import incoming, outgoing
+from prfaas.transfer.attempts import Answer, Free, Hang, Lost, Opened, Release, Tick
 from prfaas.transfer.frames import Cause
 from prfaas.transfer.pump import messages, outbound
-from prfaas.transfer.pump.lane import Land, Lane, Order
+from prfaas.transfer.pump.lane import Lane
+from prfaas.transfer.pump.lines import Lines
 from prfaas.transfer.pump.plane import MAX_LANES, Notice, Plane
+from prfaas.transfer.tickets import KEY_BYTES, TICKET_BYTES, Keys, mint
 
 REPORT_S = 0.25
-#: How often the sockets are asked how much of what was written is on its way, while something is being sent.
+#: How soon after the pool has changed; a report for every attempt would cost more than the attempt.
+SOON_S = 0.02
+#: How often the sockets are asked how much of what was written is on its way, while there are any.
 SAMPLE_S = 0.05
 #: A node that neither finishes a frame nor reads ours for so long is as good as dead.
 NODE_STALL_S = 10.0
@@ -31,8 +33,7 @@ class Control:
     def __init__(self, plane: Plane, node: Channel[messages.Command]) -> None:
         self._plane, self._node = plane, node
         self._blocks = BlockPool(plane.start.pool_bytes)
-        self._sender = sender.Sender(plane.start.layout)
-        self._receiver = receiver.Receiver(plane.start.layout)
+        self._lines = Lines(plane)
         self._report_at = self._sample_at = 0.0
 
     def run(self) -> None:
@@ -48,22 +49,16 @@ class Control:
                         return
                     for command in commands:
                         self._obey(command)
-                for notice in self._plane.inbox.take():
-                    self._note(notice)
+                self._perform_all()
                 now = time.monotonic()
-                if self._plane.outbound and now >= self._sample_at:
-                    self._sample(now)
+                if now >= self._sample_at and self._lines.busy:
+                    self._lines.sample(now)
+                    self._sample_at = now + SAMPLE_S
                 if now >= self._report_at:
                     self._tick(now)
 
     def _due(self) -> float:
-        return min(self._report_at, self._sample_at) if self._plane.outbound else self._report_at
-
-    def _sample(self, now: float) -> None:
-        """How much of what the lanes have written is on its way. Lane threads may end meanwhile."""
-        lanes = tuple(self._plane.outbound.values())
-        self._perform(self._sender.handle(sender.Sampled({lane.id: lane.unacknowledged() for lane in lanes}, now)))
-        self._sample_at = now + SAMPLE_S
+        return min(self._report_at, self._sample_at) if self._lines.busy else self._report_at
 
     def _obey(self, command: messages.Command) -> None:
         now = time.monotonic()
@@ -71,13 +66,19 @@ class Control:
             case messages.Reserve():
                 self._reserve(command, now)
             case messages.Send():
-                to = sender.Destination(command.address, command.peer_incarnation, command.generation, command.region)
-                lane = self._plane.new_lane()
-                self._perform(self._sender.handle(sender.Begin(lane, command.attempt, to, command.chunk_ends, now)))
+                self._send(command, now)
             case messages.PartsReady():
-                self._perform(self._sender.handle(sender.PartsReady(command.attempt, command.parts, now)))
+                self._plane.tell_sender(outgoing.PartsReady(command.attempt, command.parts, now))
+            case messages.Stop():
+                self._plane.tell_receiver(incoming.Stop(command.attempt))
             case messages.Release():
-                self._perform(self._machine(command.attempt).handle(Release(command.attempt)))
+                if command.attempt in self._plane.receiver:
+                    self._plane.tell_receiver(Release(command.attempt))
+                else:
+                    self._plane.tell_sender(Release(command.attempt))
+            case messages.Allow():
+                self._lines.allow(command.region, command.bytes_per_s)
+                self._plane.tell_sender(outgoing.Allowance(command.region, command.bytes_per_s))
             case messages.Probe():
                 self._probe(command.address)
             case messages.Start():
@@ -85,62 +86,58 @@ class Control:
             case _:
                 assert_never(command)
 
-    def _note(self, notice: Notice) -> None:
-        match notice:
-            case Drained():
-                self._perform(self._machine(notice.attempt).handle(notice))
-            case (
-                receiver.OfferAnnounced()
-                | receiver.OfferArrived()
-                | receiver.PartArrived()
-                | receiver.SealArrived()
-                | receiver.Turned()
-            ):
-                self._perform(self._receiver.handle(notice))
-            case sender.Accepted() | sender.PartSent():
-                self._perform(self._sender.handle(notice))
-            case messages.Probed():
-                self._node.send(notice)
-            case _:
-                assert_never(notice)
+    def _report_soon(self) -> None:
+        self._report_at = min(self._report_at, time.monotonic() + SOON_S)
 
-    def _perform(self, commands: Iterable[receiver.Command | sender.Command]) -> None:
-        for command in commands:
-            match command:
-                case Stop():
-                    if lane := self._plane.lane(command.lane):
-                        lane.stop(command.cause, command.detail)
-                case Lost():
-                    lost = messages.TransferLost(
-                        attempt=command.attempt, cause=command.cause.value, detail=command.detail
-                    )
-                    self._node.send(lost)
-                case Free():
-                    self._blocks.free(command.attempt)
-                    self._report_at = 0.0
-                case Answer():
-                    self._node.send(messages.Released(command.attempt))
-                case receiver.Admit() | receiver.Acknowledge() | sender.Stream():
-                    self._order(command.lane, command)
-                case receiver.Accept():
-                    self._order(command.lane, Land(command.grant, self._memory(command.attempt)))
-                case receiver.Complete():
-                    done = messages.Received(attempt=command.attempt, payload_bytes=command.payload_bytes)
-                    self._node.send(done)
-                case sender.Dial():
-                    self._dial(command)
-                case sender.Delivered():
-                    sent = messages.Sent(
-                        attempt=command.attempt, payload_bytes=command.payload_bytes, exposed_s=command.exposed_s
-                    )
-                    self._node.send(sent)
-                case _:
-                    assert_never(command)
+    def _perform_all(self) -> None:
+        while notices := self._plane.inbox.take():
+            for notice in notices:
+                self._perform(notice)
+
+    def _perform(self, command: Notice) -> None:
+        match command:
+            case Hang():
+                lane = self._plane.outbound.get(command.lane) or self._plane.inbound.get(command.lane)
+                if lane is not None:
+                    lane.hang_up(command.cause, command.detail)
+            case Lost():
+                cause, detail = command.cause.value, command.detail
+                boundary_tokens = self._plane.receiver.boundary(command.attempt)
+                lost = messages.TransferLost(
+                    attempt=command.attempt, cause=cause, detail=detail, boundary_tokens=boundary_tokens
+                )
+                self._node.send(lost)
+            case Free():
+                self._blocks.free(command.attempt)
+                del self._plane.spans[command.attempt]
+                self._plane.back_keys.pop(command.attempt, None)
+                self._report_soon()
+            case Answer():
+                self._node.send(messages.Released(command.attempt))
+            case incoming.Complete():
+                done = messages.Received(attempt=command.attempt, payload_bytes=command.payload_bytes)
+                self._node.send(done)
+            case outgoing.Dial():
+                self._dial(command)
+            case outgoing.Delivered():
+                sent = messages.Sent(
+                    attempt=command.attempt,
+                    payload_bytes=command.payload_bytes,
+                    exposed_s=command.exposed_s,
+                    resent_bytes=command.resent_bytes,
+                )
+                self._node.send(sent)
+            case messages.Probed():
+                self._node.send(command)
+            case outgoing.Wake() | incoming.Answerable():
+                raise AssertionError("done at once by whoever gets it")
+            case _:
+                assert_never(command)
 
     def _reserve(self, command: messages.Reserve, now: float) -> None:
         """An id that was used before is refused like a request that does not fit: a late frame must never find it
         open."""
-        attempt, machines = command.attempt, (self._sender, self._receiver)
+        attempt, machines = command.attempt, (self._plane.sender, self._plane.receiver)
         used = any(attempt in machine or machine.was_closed(attempt) for machine in machines)
         needed_bytes = self._plane.start.layout.span_bytes(command.tokens)
         span = None if used else self._blocks.reserve(attempt, needed_bytes)
@@ -148,64 +145,108 @@ class Control:
             free_bytes = self._blocks.free_bytes
             self._node.send(messages.Refused(attempt=attempt, needed_bytes=needed_bytes, free_bytes=free_bytes))
             return
-        opened = Opened(attempt, command.tokens, span.generation, now + command.ttl_s)
-        machine = self._receiver if command.receive else self._sender
-        self._perform(machine.handle(opened))
-        reserved = messages.Reserved(attempt=attempt, span=span.offset, nbytes=span.nbytes, generation=span.generation)
+        self._plane.spans[attempt] = self._plane.memory[span.offset : span.offset + span.nbytes]
+        expires_at = now + command.ttl_s
+        opened = Opened(attempt, command.tokens, span.generation, expires_at)
+        ticket, keys = b"", Keys(to_receiver=b"", to_sender=b"")
+        if command.receive:
+            self._plane.tell_receiver(opened)
+            keys = self._plane.keys(attempt)
+            ticket = mint(
+                self._plane.secret,
+                attempt=attempt,
+                source=command.source,
+                incarnation=self._plane.start.incarnation,
+                nbytes=needed_bytes,
+                expires_at=expires_at,
+            )
+        else:
+            self._plane.tell_sender(opened)
+        reserved = messages.Reserved(
+            attempt=attempt,
+            span=span.offset,
+            nbytes=span.nbytes,
+            generation=span.generation,
+            ticket=ticket,
+            key_out=keys.to_receiver,
+            key_back=keys.to_sender,
+        )
         self._node.send(reserved)
-        self._report_at = 0.0
+        self._report_soon()
 
-    def _machine(self, attempt: str) -> receiver.Receiver | sender.Sender:
-        """The one that has the attempt; either, if none has."""
-        return self._receiver if attempt in self._receiver else self._sender
-
-    def _memory(self, attempt: str) -> memoryview:
-        span = self._blocks.span(attempt)
-        assert span is not None
-        return self._plane.memory[span.offset : span.offset + span.nbytes]
-
-    def _order(self, lane_id: LaneId, order: Order) -> None:
-        if lane := self._plane.lane(lane_id):
-            lane.orders.put(order)
-
-    def _dial(self, dial: sender.Dial) -> None:
-        if len(self._plane.outbound) >= MAX_LANES:
-            busy = Drained(dial.lane, dial.attempt, time.monotonic(), Cause.BUSY, f"{MAX_LANES} lanes are open")
-            self._perform(self._sender.handle(busy))
+    def _send(self, command: messages.Send, now: float) -> None:
+        if wrong := self._wrong_permit(command):
+            self._node.send(messages.TransferLost(attempt=command.attempt, cause=Cause.TICKET.value, detail=wrong))
             return
-        body = partial(outbound.send, self._plane, dial=dial, memory=self._memory(dial.attempt))
-        self._plane.run(self._plane.outbound, Lane(dial.lane), body)
+        keys = None
+        if self._plane.sealing and command.attempt in self._plane.spans:
+            keys = Keys(to_receiver=command.key_out, to_sender=command.key_back)
+            self._plane.back_keys[command.attempt] = command.key_back
+        to = outgoing.Destination(
+            address=command.address,
+            incarnation=command.peer_incarnation,
+            generation=command.generation,
+            region=command.region,
+            ticket=command.ticket,
+            keys=keys,
+        )
+        self._lines.belongs(to.peer, to.region)
+        self._plane.tell_sender(
+            outgoing.Begin(
+                attempt=command.attempt,
+                to=to,
+                chunk_ends=command.chunk_ends,
+                now=now,
+                urgency=outgoing.Urgency(command.urgency),
+                tenant=command.tenant,
+                weight=command.weight,
+            )
+        )
+
+    def _wrong_permit(self, command: messages.Send) -> str:
+        """What came from another region is looked at before a lane's thread stumbles over it."""
+        if len(command.ticket) not in (0, TICKET_BYTES):
+            return f"a ticket of {len(command.ticket)} bytes"
+        if self._plane.sealing and not len(command.key_out) == len(command.key_back) == KEY_BYTES:
+            return "no keys, and nothing is sent in plain"
+        return ""
+
+    def _dial(self, dial: outgoing.Dial) -> None:
+        try:
+            lane = self._lines.lane(Lane(dial.lane), dial.peer)
+        except OSError as error:
+            down = outgoing.LaneDown(dial.lane, Cause.CONNECT, error.strerror or str(error), time.monotonic())
+            self._plane.tell_sender(down)
+            return
+        self._plane.run(self._plane.outbound, lane, partial(outbound.carry, self._plane, dial=dial))
+        self._lines.pace()
 
     def _probe(self, address: str) -> None:
-        if len(self._plane.outbound) >= MAX_LANES:
+        try:
+            lane = Lane(self._plane.new_lane()) if len(self._plane.probes) < MAX_LANES else None
+        except OSError:
+            lane = None
+        if lane is None:
             self._node.send(messages.Probed(address=address, incarnation=None))
             return
-        body = partial(outbound.probe, self._plane, address=address)
-        self._plane.run(self._plane.outbound, Lane(self._plane.new_lane()), body)
+        self._plane.run(self._plane.probes, lane, partial(outbound.probe, self._plane, address=address))
 
     def _tick(self, now: float) -> None:
-        for machine in (self._sender, self._receiver):
-            self._perform(machine.handle(Tick(now)))
+        self._plane.tell_sender(Tick(now))
+        self._plane.tell_receiver(Tick(now))
+        self._perform_all()
+        sender, receiver = self._plane.sender, self._plane.receiver
         load = messages.Load(
             free_bytes=self._blocks.free_bytes,
             total_bytes=self._blocks.total_bytes,
             spans=self._blocks.spans,
             connections=self._plane.connections,
-            sent_bytes_total=self._sender.sent_bytes,
-            received_bytes_total=self._receiver.received_bytes,
-            refused_frames_total=self._receiver.refused_frames,
-            failed_transfers_total=self._sender.failed + self._receiver.failed,
-            egress=tuple(_egress(sent) for sent in self._sender.egress.readings(now)),
+            sent_bytes_total=sender.sent_bytes,
+            received_bytes_total=receiver.received_bytes,
+            refused_frames_total=receiver.refused_frames,
+            failed_transfers_total=sender.failed + receiver.failed,
+            egress=self._lines.report(now),
+            refused={cause.value: count for cause, count in list(receiver.refused.items())},
         )
         self._node.send(load)
         self._report_at = now + REPORT_S
-
-
-def _egress(sent: Sent) -> messages.Egress:
-    return messages.Egress(
-        region=sent.region,
-        queued_bytes=sent.queued_bytes,
-        sent_bytes=sent.sent_bytes,
-        backlogged_bytes=sent.backlogged_bytes,
-        backlogged_s=sent.backlogged_s,
-    )

@@ -1,31 +1,46 @@
-"""Incoming connections: the thread that accepts them, and what the thread of each one does."""
+"""Incoming lanes: the thread that accepts them, and what the thread of each one does.
+
+A connection has a deadline for its greeting and is nobody's until its first frame that was acceptable. When all places
+are taken, the oldest such connection has to go for a new one, and else the one that was idle for longest.
+"""
 
 import errno
 import socket
 import time
+from typing import assert_never
 
-from prfaas.transfer.attempts import Drained
-from prfaas.transfer.frames import WIRE, Cause, Header, Kind, ProtocolError, check_payload, header_for
-from prfaas.transfer.greeting import Hello, Welcome, compare, pack, unpack
-from prfaas.transfer.offer import Offer, Seal
-from prfaas.transfer.pump.lane import Land, Lane
-from prfaas.transfer.pump.plane import MAX_LANES, Plane
-from prfaas.transfer.pump.sockets import send_at_once
-from prfaas.transfer.receiver import (
-    Acknowledge,
-    Admit,
-    OfferAnnounced,
+from prfaas.transfer import incoming
+from prfaas.transfer.frames import NOT_THE_FRAMES_FAULT, WIRE, Cause, Header, Kind, ProtocolError
+from prfaas.transfer.greeting import Hello, Welcome, compare, pack, refusal, refused, unpack
+from prfaas.transfer.incoming import (
+    Discard,
+    Greeted,
+    Heard,
+    LaneGone,
     OfferArrived,
-    PartArrived,
+    OfferRefused,
+    PeerAborted,
+    Place,
     SealArrived,
     Turned,
 )
+from prfaas.transfer.offer import Offer, Seal
+from prfaas.transfer.pump.lane import Lane
+from prfaas.transfer.pump.plane import MAX_LANES, Plane
+from prfaas.transfer.pump.sockets import tune
+from prfaas.transfer.pump.talk import Talk
+from prfaas.transfer.replies import Progress, Total
+from prfaas.transfer.tickets import TICKET_BYTES, verify
 
 #: The system is short of something for everybody; the listener waits this long for it.
 SHORTAGE_S = 0.1
-#: The control thread decides in well under a millisecond; it is only late when the node does not read what we send it.
-DECISION_S = 10.0
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+#: A lane that was used so lately keeps its place.
+IDLE_S = 1.0
+#: What has landed is acknowledged when nothing more is there to be read, and at the latest after so many bytes.
+UNANSWERED_BYTES = 1 << 20
+#: What a frame counts at least: what there is to say of many small ones has to fit a frame, too.
+LEAST_BYTES = 1 << 10
 
 
 def accept_for_ever(plane: Plane, listener: socket.socket) -> None:
@@ -41,74 +56,238 @@ def accept_for_ever(plane: Plane, listener: socket.socket) -> None:
             time.sleep(SHORTAGE_S)
             continue
         if len(plane.inbound) >= MAX_LANES:
-            sock.close()
-            plane.inbox.put(Turned(Cause.BUSY))
-            continue
-        plane.run(plane.inbound, Lane(plane.new_lane(), sock), lambda lane: serve(plane, lane))
+            plane.tell_receiver(Turned(Cause.BUSY))
+            if not _make_room(plane):
+                sock.close()
+                continue
+        _take_in(plane, sock)
+
+
+def _take_in(plane: Plane, sock: socket.socket) -> None:
+    try:
+        lane = Lane(plane.new_lane(), sock)
+    except OSError as error:
+        sock.close()
+        if error.errno not in _SHORTAGES:
+            raise
+        return
+    plane.run(plane.inbound, lane, lambda lane: serve(plane, lane))
+
+
+def _make_room(plane: Plane) -> bool:
+    """Hang up on the oldest lane that has carried nothing for anybody; if there is none, on the one that has had
+    nothing to do for longest. Its place is free as soon as its thread has ended."""
+    lanes = [lane for lane in list(plane.inbound.values()) if not lane.stopped]
+    strangers = [lane for lane in lanes if not lane.proven]
+    idle_since = time.monotonic() - IDLE_S
+    idle = [lane for lane in lanes if lane.asleep and lane.worked_at < idle_since]
+    found = next(iter(strangers), None) or min(idle, key=lambda lane: lane.worked_at, default=None)
+    if found is None:
+        return False
+    found.hang_up(Cause.BUSY, "its place is needed")
+    return True
 
 
 def serve(plane: Plane, lane: Lane) -> None:
-    """Body of an inbound lane's thread. Until an offer is announced the connection is nobody's; from then on the
-    control thread is owed exactly one Drained."""
+    """Body of an incoming lane's thread."""
+    talk = Talk(lane, sealing=plane.sealing)
     try:
-        send_at_once(lane.sock)
-        _greet(plane, lane)
-        offer = lane.expect(Kind.OFFER)
+        hello = _greet(plane, lane, talk)
     except ProtocolError as error:
-        plane.inbox.put(Turned(error.cause))
+        plane.tell_receiver(Turned(error.cause))
         return
-    landing = failure = None
-    try:
-        landing = _negotiate(plane, lane, offer)
-        _receive(plane, lane, offer, landing)
-    except ProtocolError as error:
-        failure = error
-    cause, detail = (failure.cause, failure.detail) if failure else (None, "")
-    plane.inbox.put(Drained(lane.id, offer.attempt, time.monotonic(), cause, detail))
-    if failure:
-        lane.farewell(Kind.ABORT if landing else Kind.REFUSE, failure, offer.attempt)
+    Incoming(plane, lane, talk, hello).run()
 
 
-def _greet(plane: Plane, lane: Lane) -> None:
+def _greet(plane: Plane, lane: Lane, talk: Talk) -> Hello:
     """Noise is dropped without a word; a peer that speaks the protocol hears why it is refused."""
     start = plane.start
+    tune(lane.sock, start.congestion)
     lane.limit(start.connect_s, altogether=True)
-    hello = unpack(lane.payload(lane.expect(Kind.HELLO)), Hello)
+    hello = unpack(talk.payload(talk.expect(Kind.HELLO)), Hello)
     try:
-        compare(hello, start.namespace, start.incarnation, WIRE)
+        compare(hello, start.namespace, start.incarnation, WIRE, start.integrity)
     except ProtocolError as error:
-        lane.farewell(Kind.REFUSE, error)
+        talk.farewell(error)
         raise
-    welcome = pack(Welcome(node=start.node, incarnation=start.incarnation))
-    lane.write(header_for(Kind.WELCOME, welcome), welcome)
-    lane.limit(start.connect_s, altogether=True)
+    salt = plane.new_salt()
+    talk.put(Kind.WELCOME, pack(Welcome(node=start.node, incarnation=start.incarnation, salt=salt)))
+    talk.secure(salt, hello.salt)
+    lane.limit(plane.silence_s, altogether=False)
+    return hello
 
 
-def _negotiate(plane: Plane, lane: Lane, header: Header) -> Land:
-    """No memory is taken for the offer before the control thread knows the attempt."""
-    plane.inbox.put(OfferAnnounced(lane.id, header.attempt, header.generation))
-    admit = lane.answer(DECISION_S)
-    assert isinstance(admit, Admit), admit
-    offer = unpack(lane.payload(header), Offer)
-    plane.inbox.put(OfferArrived(lane.id, header.attempt, offer))
-    landing = lane.answer(DECISION_S)
-    assert isinstance(landing, Land), landing
-    return landing
+class Incoming:
+    """A lane that was welcomed."""
+
+    def __init__(self, plane: Plane, lane: Lane, talk: Talk, hello: Hello) -> None:
+        self._plane, self._lane, self._talk, self._hello = plane, lane, talk, hello
+        self._unanswered_bytes = 0
+
+    def run(self) -> None:
+        plane, lane = self._plane, self._lane
+        peer = f"{self._hello.node}/{self._hello.own_incarnation:x}"
+        plane.tell_receiver(Greeted(lane.id, peer, time.monotonic()))
+        lane.on_movement = self._crept
+        failure = None
+        try:
+            while True:
+                self._turn()
+        except ProtocolError as error:
+            failure = error
+        if not failure.counted and failure.cause not in NOT_THE_FRAMES_FAULT:
+            plane.tell_receiver(Turned(failure.cause))
+        last_words = plane.replies(lane.id)
+        plane.tell_receiver(LaneGone(lane.id, time.monotonic()))
+        if failure.cause is not Cause.PEER_GONE and not lane.stopped:
+            self._say_goodbye(last_words, failure)
+
+    def _turn(self) -> None:
+        header = self._talk.begin()
+        if header is None:
+            self._answer()
+            self._rest()
+            return
+        self._hear(header)
+        if header.kind is not Kind.KEEPALIVE:
+            self._lane.worked_at = self._lane.heard_at
+        if self._unanswered_bytes >= UNANSWERED_BYTES:
+            self._answer()
+
+    def _rest(self) -> None:
+        """A keepalive tells silence from a broken line, to both ends."""
+        now = time.monotonic()
+        silence_ends = self._lane.heard_at + self._plane.silence_s
+        speak_at = self._lane.spoke_at + self._plane.keepalive_s
+        if now >= silence_ends:
+            raise ProtocolError(Cause.NO_PROGRESS, f"nothing heard for {self._plane.silence_s:g} s")
+        if now >= speak_at:
+            self._talk.rest()
+            self._talk.put(Kind.KEEPALIVE)
+        else:
+            self._lane.sleep(min(silence_ends, speak_at) - now)
+
+    def _crept(self) -> None:
+        """Some of a frame has come that takes long: the sender does not know how much has arrived, but for our word."""
+        now = time.monotonic()
+        self._plane.tell_receiver(Heard(self._lane.id, now))
+        if now >= self._lane.spoke_at + self._plane.keepalive_s:
+            self._talk.put(Kind.KEEPALIVE)
+
+    def _hear(self, header: Header) -> None:
+        match header.kind:
+            case Kind.DATA:
+                self._land(header)
+            case Kind.OFFER:
+                self._offered(header)
+            case Kind.SEAL:
+                seal = unpack(self._payload(header), Seal)
+                now = self._lane.heard_at
+                event = SealArrived(self._lane.id, header.attempt, header.generation, seal, now)
+                self._plane.tell_receiver(event)
+            case Kind.ABORT:
+                why = refused(self._payload(header))
+                self._plane.tell_receiver(
+                    PeerAborted(
+                        self._lane.id, header.attempt, header.generation, why.cause, why.detail, self._lane.heard_at
+                    )
+                )
+            case Kind.KEEPALIVE:
+                self._plane.tell_receiver(Heard(self._lane.id, self._lane.heard_at))
+            case _:
+                raise ProtocolError(Cause.MALFORMED, f"{header.kind.name} from a dialler")
+
+    def _land(self, header: Header) -> None:
+        claimed = self._plane.claim(self._lane.id, header, self._lane.heard_at)
+        match claimed:
+            case Discard():
+                self._talk.discard(header)
+                self._unanswered_bytes += LEAST_BYTES
+            case Place():
+                self._lane.proven = True
+                memory = self._plane.spans[claimed.attempt]
+                places = [memory[offset : offset + nbytes] for offset, nbytes in claimed.places]
+                try:
+                    self._talk.land(header, self._key(header), places)
+                except ProtocolError as error:
+                    self._plane.missed(self._lane.id, error, time.monotonic())
+                    error.counted = True
+                    raise
+                self._plane.landed(self._lane.id, time.monotonic())
+                self._unanswered_bytes += max(LEAST_BYTES, header.length)
+            case _:
+                assert_never(claimed)
+
+    def _offered(self, header: Header) -> None:
+        """The ticket is verified before anything of the offer is read."""
+        ticket = self._talk.front(TICKET_BYTES) if header.length >= TICKET_BYTES else b""
+        try:
+            nbytes = self._verify(header.attempt, ticket)
+        except ProtocolError as error:
+            self._talk.discard(header, len(ticket))
+            self._refuse_offer(header.attempt, error.detail)
+            return
+        offer = unpack(self._talk.payload(header, self._key(header), ticket), Offer)
+        if self._plane.start.layout.span_bytes(offer.tokens) != nbytes:
+            self._refuse_offer(header.attempt, f"for {nbytes} bytes, not {offer.tokens} tokens")
+            return
+        self._lane.proven = True
+        event = OfferArrived(self._lane.id, header.attempt, header.generation, offer, self._lane.heard_at)
+        self._plane.tell_receiver(event)
+
+    def _verify(self, attempt: str, ticket: bytes) -> int:
+        """How many bytes it is for."""
+        if not ticket:
+            raise ProtocolError(Cause.TICKET, "none")
+        start = self._plane.start
+        return verify(
+            self._plane.secret,
+            ticket,
+            attempt=attempt,
+            source=self._hello.node,
+            incarnation=start.incarnation,
+            now=time.monotonic(),
+        )
+
+    def _refuse_offer(self, attempt: str, detail: str) -> None:
+        """Answered at once: what is owed to somebody without a ticket must not pile up."""
+        self._plane.tell_receiver(OfferRefused(self._lane.id, attempt, Cause.TICKET, detail, self._lane.heard_at))
+        self._answer()
+
+    def _payload(self, header: Header) -> bytearray:
+        return self._talk.payload(header, self._key(header))
+
+    def _key(self, header: Header) -> bytes | None:
+        return self._plane.keys(header.attempt).to_receiver if header.sealed else None
+
+    def _answer(self) -> None:
+        self._unanswered_bytes = 0
+        for reply in self._plane.replies(self._lane.id):
+            self._put(reply)
+
+    def _put(self, reply: incoming.Reply) -> None:
+        key = self._plane.keys(reply.attempt).to_sender if self._plane.sealing else None
+        kind, payload = _frame_of(reply)
+        self._talk.put(kind, payload, attempt=reply.attempt, key=key)
+
+    def _say_goodbye(self, last_words: list[incoming.Reply], failure: ProtocolError) -> None:
+        try:
+            for reply in last_words:
+                self._put(reply)
+        except ProtocolError:
+            return
+        self._talk.farewell(failure)
 
 
-def _receive(plane: Plane, lane: Lane, offer: Header, landing: Land) -> None:
-    lane.write(header_for(Kind.ACCEPT, attempt=offer.attempt, generation=offer.generation))
-    lane.limit(plane.start.no_progress_s, altogether=False)
-    while (header := lane.header()).kind is Kind.PART:
-        part = landing.grant.claim(header)
-        place = landing.memory[part.offset : part.offset + part.nbytes]
-        lane.read(place)
-        check_payload(header, place)
-        plane.inbox.put(PartArrived(lane.id, offer.attempt, part.index, header.payload_crc), wake=False)
-    if header.kind is not Kind.SEAL:
-        raise ProtocolError(Cause.MALFORMED, f"{header.kind.name} where PART or SEAL was due")
-    landing.grant.fits(header)
-    plane.inbox.put(SealArrived(lane.id, offer.attempt, unpack(lane.payload(header), Seal)))
-    acknowledge = lane.answer(DECISION_S)
-    assert isinstance(acknowledge, Acknowledge), acknowledge
-    lane.write(header_for(Kind.ACK, attempt=offer.attempt, generation=offer.generation))
+def _frame_of(reply: incoming.Reply) -> tuple[Kind, bytes]:
+    match reply:
+        case incoming.Accept():
+            return Kind.ACCEPT, pack(Progress(ranges=reply.applied, credit_bytes=reply.credit_bytes))
+        case incoming.Ack():
+            return Kind.ACK, pack(Progress(ranges=reply.ranges, credit_bytes=reply.credit_bytes))
+        case incoming.Done():
+            return Kind.COMPLETE, pack(Total(payload_bytes=reply.payload_bytes))
+        case incoming.Abort():
+            return Kind.ABORT, refusal(reply.cause, reply.detail)
+        case _:
+            assert_never(reply)

@@ -1,98 +1,136 @@
 """A lane: one TCP connection and the thread that moves its bytes.
 
-The thread blocks in the kernel (no event loop per byte); the control thread gives it orders through a mailbox and can
-stop it at any moment. What went wrong always surfaces in the thread as one ProtocolError.
+The thread blocks in the kernel (no event loop per byte). Others may wake it, which costs nothing while it is busy, and
+hang up, which ends whatever it does. What went wrong always surfaces in the thread as one ProtocolError.
 """
 
 import contextlib
+import os
+import select
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-from prfaas.transfer import receiver, sender
 from prfaas.transfer.attempts import LaneId
-from prfaas.transfer.frames import (
-    HEADER_BYTES,
-    NO_ATTEMPT,
-    Bytes,
-    Cause,
-    Header,
-    Kind,
-    ProtocolError,
-    check_payload,
-    decode,
-    header_for,
-)
-from prfaas.transfer.grant import Grant
-from prfaas.transfer.greeting import refusal, refused
-from prfaas.transfer.pump.mailbox import Mailbox
+from prfaas.transfer.frames import Bytes, Cause, ProtocolError
 from prfaas.transfer.pump.sockets import (
-    Pollable,
-    ready,
+    congestion_of,
+    pace,
+    receive_many,
     receive_some,
     send_some,
     set_patience,
     translated,
     unacknowledged,
 )
+from prfaas.transfer.pump.tcpinfo import LineInfo, line_info
 
 #: How long a lane goes on reading after its last word, so that unread bytes do not make the kernel reset that word
 #: away.
 LINGER_S = 1.0
 #: How often a lane that is blocked looks whether anything has moved, within the time after which it gives up.
-LOOKS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Land:
-    """Order: receive what the grant allows into this memory."""
-
-    grant: Grant
-    memory: memoryview
-
-
-Order = receiver.Admit | receiver.Acknowledge | Land | sender.Stream
+LOOKS = 8
 
 
 class Lane:
     def __init__(self, lane_id: LaneId, sock: socket.socket | None = None) -> None:
         self.id = lane_id
-        self.orders: Mailbox[Order] = Mailbox()
-        self._sock = sock
+        #: Called about as often as a lane looks that is blocked inside a frame, when more of it has come.
+        self.on_movement: Callable[[], None] | None = None
+        self.spoke_at = self.heard_at = time.monotonic()
+        #: When it last brought something of an attempt.
+        self.worked_at = self.heard_at
+        #: It has carried something that somebody wanted.
+        self.proven = False
+        #: How much of what is being written the kernel has taken so far. Whoever writes begins it anew.
+        self.taken = 0
+        #: Where an outgoing lane goes.
+        self.region = ""
+        self._paced: float | None = None
+        self._wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._wakes, select.POLLIN)
+        self._asleep = self._called = False
         self._deadline: float | None = None
         self._patience_s = 0.0
-        #: Bytes written, how many of them the peer's kernel had at the last look, and when anything moved last.
+        #: Bytes written, and how many of them the peer's kernel had at the last look.
         self._written = self._delivered = 0
-        self._moved_at = 0.0
         self._stopped: ProtocolError | None = None
-        self._writing = False
-        #: The control thread must not shut down a socket that the lane's thread is just closing.
+        #: Others must not use a descriptor whose number is another file's by now.
         self._lock = threading.Lock()
-        self._frame = memoryview(bytearray(HEADER_BYTES))
+        self._sock: socket.socket | None = None
+        self._closed = False
+        if sock is not None:
+            self.connected(sock)
 
-    # The control thread's side.
+    # For other threads.
 
-    def stop(self, cause: Cause, detail: str) -> None:
-        """Make the thread let go. It wakes from a read at once; a write in progress is cut off, else it may say
-        goodbye."""
+    def wake(self) -> None:
+        """Its next `sleep`, or the one it is in, ends at once. Each side sets its own mark before it looks at the
+        other's: one of the two always sees."""
+        self._called = True
+        if self._asleep:
+            with self._lock:
+                if not self._closed:
+                    os.eventfd_write(self._wakes, 1)
+
+    def hang_up(self, cause: Cause, detail: str) -> None:
         with self._lock:
             self._stopped = self._stopped or ProtocolError(cause, detail)
             if self._sock is not None:
                 with contextlib.suppress(OSError):
-                    self._sock.shutdown(socket.SHUT_RDWR if self._writing else socket.SHUT_RD)
-        self.orders.wake()
+                    self._sock.shutdown(socket.SHUT_RDWR)
+        self.wake()
+
+    @property
+    def asleep(self) -> bool:
+        """It has nothing to do."""
+        return self._asleep
+
+    @property
+    def written(self) -> int:
+        """Bytes, since the beginning."""
+        return self._written
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped is not None
 
     def unacknowledged(self) -> int:
         """Bytes written that the peer's kernel does not have yet."""
         with self._lock:
             return unacknowledged(self._sock) if self._sock is not None else 0
 
-    # The thread's side.
+    def info(self) -> LineInfo | None:
+        with self._lock:
+            return line_info(self._sock) if self._sock is not None else None
+
+    def congestion(self) -> str:
+        with self._lock:
+            return congestion_of(self._sock) if self._sock is not None else ""
+
+    def pace(self, bytes_per_s: float | None) -> None:
+        """Also before it is connected."""
+        if bytes_per_s == self._paced:
+            return
+        with self._lock:
+            self._paced = bytes_per_s
+            if self._sock is not None:
+                pace(self._sock, bytes_per_s)
+
+    # For the lane's thread.
+
+    def fileno(self) -> int:
+        """Readable when somebody woke the lane."""
+        return self._wakes
 
     def connected(self, sock: socket.socket) -> None:
         with self._lock:
             self._sock = sock
+            self._poll.register(sock, select.POLLIN)
+            if self._paced is not None:
+                pace(sock, self._paced)
         self.check_stopped()
 
     @property
@@ -100,143 +138,124 @@ class Lane:
         assert self._sock is not None
         return self._sock
 
-    @property
-    def stopped(self) -> bool:
-        return self._stopped is not None
-
     def check_stopped(self) -> None:
         if self._stopped is not None:
             raise self._stopped
 
     def limit(self, seconds: float, *, altogether: bool) -> None:
         """Give up when nothing has moved for `seconds`; `altogether`, when it takes longer than that from now."""
-        self._moved_at, self._patience_s = time.monotonic(), seconds
-        self._deadline = self._moved_at + seconds if altogether else None
+        self._patience_s = seconds
+        self._deadline = time.monotonic() + seconds if altogether else None
         set_patience(self.sock, seconds / LOOKS)
 
-    def check_progress(self) -> None:
-        """Raises ProtocolError when it is time to give up. What the kernel has taken from us may be megabytes that a
-        slow line carries for long: what counts is what has reached the peer, and what has come from it."""
-        now = time.monotonic()
-        with translated():
-            delivered = self._written - unacknowledged(self.sock)
-        if delivered > self._delivered:
-            self._delivered, self._moved_at = delivered, now
-        if self._deadline is not None and now > self._deadline:
-            raise ProtocolError(Cause.NO_PROGRESS, "not done in time")
-        if self._deadline is None and now > self._moved_at + self._patience_s:
-            raise ProtocolError(Cause.NO_PROGRESS, f"nothing moved for {self._patience_s:g} s")
+    def sleep(self, seconds: float) -> None:
+        """Until the peer or somebody else has something for us, or the time is over."""
+        self._asleep = True
+        if not self._called:
+            for fd, _ in self._poll.poll(max(0.0, seconds) * 1000):
+                if fd == self._wakes:
+                    os.eventfd_read(self._wakes)
+        self._asleep = self._called = False
+        self.check_stopped()
 
-    def header(self) -> Header:
-        """The next frame that says something. An ABORT or REFUSE is raised as what it says."""
-        while True:
-            self.read(self._frame)
-            header = decode(self._frame)
-            if header.kind in (Kind.ABORT, Kind.REFUSE):
-                raise refused(self.payload(header))
-            if header.kind is not Kind.KEEPALIVE:
-                return header
-
-    def expect(self, kind: Kind) -> Header:
-        header = self.header()
-        if header.kind is not kind:
-            raise ProtocolError(Cause.MALFORMED, f"{header.kind.name} where {kind.name} was due")
-        return header
-
-    def payload(self, header: Header) -> bytearray:
-        """The payload of any frame but a part; its size was bounded when the header was decoded."""
-        payload = bytearray(header.length)
-        self.read(memoryview(payload))
-        check_payload(header, payload)
-        return payload
+    def begin(self, into: memoryview) -> bool:
+        """Fill `into` if a frame has begun to come; False without waiting if none has."""
+        count = receive_some(self.sock, into, wait=False)
+        if count is None:
+            self.check_stopped()
+            return False
+        self._fill(into, count)
+        return True
 
     def read(self, into: memoryview) -> None:
         """Fill `into`."""
-        done = 0
-        self._moved_at = time.monotonic()
-        while done < len(into):
+        self._fill(into, receive_some(self.sock, into))
+
+    def scatter(self, into: Sequence[memoryview]) -> None:
+        """Fill all of these, one after the other."""
+        count = receive_many(self.sock, into) if len(into) > 1 else 0
+        for part in into:
+            filled = min(count, len(part))
+            count -= filled
+            if filled < len(part):
+                self.read(part[filled:])
+
+    def write(self, buffers: Sequence[Bytes]) -> None:
+        """One call for all of them where the socket takes them at once. What the kernel has taken from us may be
+        megabytes that a slow line carries for long: what counts as progress is what has reached the peer."""
+        self.spoke_at = moved_at = time.monotonic()
+        left = sum(len(buffer) for buffer in buffers)
+        while True:
             self.check_stopped()
-            with translated():
-                count = receive_some(self.sock, into[done:])
-            if count == 0:
+            try:
+                taken = send_some(self.sock, buffers)
+            except ProtocolError:
                 self.check_stopped()
-                raise ProtocolError(Cause.PEER_GONE, "closed")
-            if count:
-                done += count
-                self._moved_at = time.monotonic()
-            if done < len(into):
-                self.check_progress()
+                raise
+            self._written += taken
+            self.taken += taken
+            left -= taken
+            if not left:
+                return
+            buffers = _behind(buffers, taken)
+            with translated():
+                delivered = self._written - unacknowledged(self.sock)
+            if delivered > self._delivered:
+                self._delivered, moved_at = delivered, time.monotonic()
+            self._check_progress(moved_at)
 
-    def write(self, header: bytes, payload: Bytes = b"") -> None:
-        # `stop` sets its mark before it looks at `_writing`, we do the reverse: one of the two always sees the other.
-        self._writing = True
-        try:
-            self.check_stopped()
-            self._send(header, payload)
-        except ProtocolError:
-            self.check_stopped()
-            self._last_words()
-            raise
-        finally:
-            self._writing = False
-
-    def wait(self, timeout_s: float, *also: Pollable) -> list[Order]:
-        """Orders; [] when none came in time, or when there is something to do at `also`."""
-        ready(timeout_s, self.orders, *also)
-        self.check_stopped()
-        return self.orders.take()
-
-    def answer(self, timeout_s: float) -> Order:
-        """The one order that the control thread owes us now."""
-        orders = self.wait(timeout_s)
-        if not orders:
-            raise ProtocolError(Cause.NO_PROGRESS, f"nothing decided within {timeout_s} s")
-        assert len(orders) == 1, f"{orders} where one was due"
-        return orders[0]
-
-    def listen(self) -> None:
-        """Raises ProtocolError if the peer has said that it is over, or left."""
-        if ready(0, self.sock):
-            header = self.header()
-            raise ProtocolError(Cause.MALFORMED, f"{header.kind.name} in mid-stream")
-
-    def farewell(self, kind: Kind, error: ProtocolError, attempt: str = NO_ATTEMPT) -> None:
-        """Tell the peer why it ends, if there is one and as far as it still listens."""
-        if self._sock is None:
-            return
-        payload = refusal(error.cause, error.detail)
+    def drain(self, scratch: memoryview) -> None:
+        """Our last word was said: read on until the peer has closed, for a while."""
         deadline = time.monotonic() + LINGER_S
-        scratch = memoryview(bytearray(1 << 16))
         with contextlib.suppress(OSError, ProtocolError):
             self.limit(LINGER_S, altogether=True)
-            self._send(header_for(kind, payload, attempt=attempt), payload)
             self.sock.shutdown(socket.SHUT_WR)
             while receive_some(self.sock, scratch) != 0 and time.monotonic() < deadline:
                 pass
 
     def close(self) -> None:
         with self._lock:
-            if self._sock is not None:
-                self._sock.close()
-                self._sock = None
-        self.orders.close()
+            if not self._closed:
+                self._closed = True
+                os.close(self._wakes)
+                if self._sock is not None:
+                    self._sock.close()
+                    self._sock = None
 
-    def _send(self, header: bytes, payload: Bytes) -> None:
-        """One call for both where the socket takes them at once."""
-        head, body = memoryview(header), memoryview(payload)
-        while head or body:
-            with translated():
-                taken = send_some(self.sock, head, body)
-            self._written += taken
-            head, body = head[taken:], body[max(0, taken - len(head)) :]
-            if head or body:
-                self.check_progress()
+    def _fill(self, into: memoryview, count: int | None) -> None:
+        """Of `into` so much has come at the first try."""
+        moved_at, done = time.monotonic(), 0
+        while True:
+            if count == 0:
+                self.check_stopped()
+                raise ProtocolError(Cause.PEER_GONE, "closed")
+            if count:
+                done += count
+                moved_at = time.monotonic()
+            if done == len(into):
+                return
+            self.check_stopped()
+            self._check_progress(moved_at)
+            if count and self.on_movement is not None:
+                self.on_movement()
+            count = receive_some(self.sock, into[done:])
 
-    def _last_words(self) -> None:
-        """The write failed: what the peer said before it closed is the better reason."""
-        try:
-            self.limit(LINGER_S, altogether=True)
-            self.header()
-        except ProtocolError as error:
-            if error.cause not in (Cause.PEER_GONE, Cause.NO_PROGRESS):
-                raise error from None
+    def _check_progress(self, moved_at: float) -> None:
+        """Raises ProtocolError when it is time to give up."""
+        now = time.monotonic()
+        if self._deadline is not None:
+            if now > self._deadline:
+                raise ProtocolError(Cause.NO_PROGRESS, "not done in time")
+        elif now > moved_at + self._patience_s:
+            raise ProtocolError(Cause.NO_PROGRESS, f"nothing moved for {self._patience_s:g} s")
+
+
+def _behind(buffers: Sequence[Bytes], taken: int) -> list[memoryview]:
+    """What is left of the buffers after so many bytes."""
+    left: list[memoryview] = []
+    for buffer in buffers:
+        skipped = min(taken, len(buffer))
+        taken -= skipped
+        if skipped < len(buffer):
+            left.append(memoryview(buffer)[skipped:])
+    return left

@@ -5,13 +5,35 @@ Received or TransferLost; every Send ends in Sent or TransferLost; Release is id
 doing, and is answered by Released once no thread of the pump can touch the span any more.
 """
 
+from typing import Any, Literal
+
 import msgspec
 
 from prfaas.kvcache.layout import KvLayout
 
+Integrity = Literal["crc32c", "aes-gcm"]
+
+
+#: Fields that no log may show.
+_SECRETS = frozenset({"ticket", "key_out", "key_back"})
+
+
+class _Secretive(msgspec.Struct, frozen=True):
+    """Shows itself without its secrets."""
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        return f"{type(self).__name__}({shown})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [(name, getattr(self, name)) for name in self.__struct_fields__ if name not in _SECRETS]
+
 
 class Start(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """First message. The pool's memfd is inherited."""
+    """First message. The pool's memfd is inherited. `integrity`: how payloads are protected, "aes-gcm" also from being
+    read. `congestion`: TCP congestion control of the lanes, "" for the system's own; where the system does not allow it
+    the lanes run with what they have, and Egress says with which. To each peer lanes are opened as there is work for
+    them, up to as many as its line needs, which is never more than `max_lanes`."""
 
     node: str
     incarnation: int
@@ -22,21 +44,28 @@ class Start(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     listen_port: int
     no_progress_s: float
     connect_s: float
+    integrity: Integrity = "crc32c"
+    congestion: str = ""
+    min_lanes: int = 4
+    max_lanes: int = 16
+    lane_idle_s: float = 300.0
 
 
 class Reserve(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Take a span for `tokens` tokens. With `receive` set it accepts one incoming transfer. It is taken back after
-    `ttl_s` unless it was released before."""
+    """Take a span for `tokens` tokens. With `receive` set it accepts one incoming transfer, from the node `source`. It
+    is taken back after `ttl_s` unless it was released before."""
 
     attempt: str
     tokens: int
     ttl_s: float
     receive: bool
+    source: str = ""
 
 
-class Send(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Connect to the destination and offer the parts of this attempt's span; parts follow as they become ready. What is
-    sent is counted by `region`."""
+class Send(_Secretive, frozen=True, tag=True, kw_only=True):
+    """Offer the parts of this attempt's span to the destination; parts follow as they become ready. What is sent is
+    counted by `region`. `ticket` and the keys are those of the receiver's Reserved: `key_out` seals what goes there,
+    `key_back` what comes back. Tenants share the lines to a peer by `weight`."""
 
     attempt: str
     address: str
@@ -44,11 +73,23 @@ class Send(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     generation: int
     chunk_ends: tuple[int, ...]
     region: str = ""
+    ticket: bytes = b""
+    key_out: bytes = b""
+    key_back: bytes = b""
+    urgency: int = 2
+    tenant: str = ""
+    weight: float = 1.0
 
 
 class PartsReady(msgspec.Struct, frozen=True, tag=True):
     attempt: str
     parts: tuple[int, ...]
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Take no more of an incoming transfer. It ends in TransferLost unless it has ended before; the span stays."""
+
+    attempt: str
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
@@ -61,7 +102,15 @@ class Probe(msgspec.Struct, frozen=True, tag=True):
     address: str
 
 
-Command = Start | Reserve | Send | PartsReady | Release | Probe
+class Allow(msgspec.Struct, frozen=True, tag=True):
+    """From now on at most so many bytes per second may leave for `region`, over all lanes together; None: as many as
+    the line takes."""
+
+    region: str
+    bytes_per_s: float | None
+
+
+Command = Start | Reserve | Send | PartsReady | Stop | Release | Probe | Allow
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
@@ -76,11 +125,17 @@ class CannotListen(msgspec.Struct, frozen=True, tag=True):
     detail: str
 
 
-class Reserved(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class Reserved(_Secretive, frozen=True, tag=True, kw_only=True):
+    """With `receive`: the `ticket` that lets the source send, and the attempt's keys as the source's Send takes
+    them."""
+
     attempt: str
     span: int
     nbytes: int
     generation: int
+    ticket: bytes = b""
+    key_out: bytes = b""
+    key_back: bytes = b""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -90,11 +145,13 @@ class Refused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Sent(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The receiver has applied and checked everything. `exposed_s` runs from the last part becoming ready to that."""
+    """The receiver has applied and checked everything. `exposed_s` runs from the last part becoming ready to that.
+    `resent_bytes` were lost with a lane and sent again."""
 
     attempt: str
     payload_bytes: int
     exposed_s: float
+    resent_bytes: int = 0
 
 
 class Received(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -105,11 +162,13 @@ class Received(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class TransferLost(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """`cause` is one word of `prfaas.transfer.frames.Cause`; the span stays until it is released."""
+    """`cause` is one word of `prfaas.transfer.frames.Cause`; the span stays until it is released. Of a Reserve with
+    `receive`: the first `boundary_tokens` tokens of it have arrived, were checked, and are touched no more."""
 
     attempt: str
     cause: str
     detail: str = ""
+    boundary_tokens: int = 0
 
 
 class Released(msgspec.Struct, frozen=True, tag=True):
@@ -125,17 +184,26 @@ class Probed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 class Egress(msgspec.Struct, frozen=True, kw_only=True):
     """Towards one region: bytes that wait to leave, and since the start the bytes sent, and of those the ones sent
-    while more was waiting, in so many seconds."""
+    while more was waiting, in so many seconds. Of the `lanes` that are open: the smallest round trip, the congestion
+    control in use, and what the kernel holds and has not sent; `retransmitted_bytes` since the start. `queue_age_s`:
+    how long the oldest piece that is ready has been waiting."""
 
     region: str
     queued_bytes: int
     sent_bytes: int
     backlogged_bytes: float
     backlogged_s: float
+    lanes: int = 0
+    rtt_s: float | None = None
+    retransmitted_bytes: int = 0
+    unsent_bytes: int = 0
+    queue_age_s: float = 0.0
+    congestion: str = ""
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """About four times a second, and whenever a span was taken or freed."""
+    """About four times a second, and whenever a span was taken or freed. `refused`: frames and connections that were
+    not acceptable, by their `Cause`."""
 
     free_bytes: int
     total_bytes: int
@@ -146,6 +214,7 @@ class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     refused_frames_total: int
     failed_transfers_total: int
     egress: tuple[Egress, ...] = ()
+    refused: dict[str, int] = {}
 
 
 Event = Listening | CannotListen | Reserved | Refused | Sent | Received | TransferLost | Released | Probed | Load

@@ -1,108 +1,185 @@
-"""What the thread of an outgoing connection does: send one attempt's parts as they become ready, or ask who is
-there."""
+"""What the thread of an outgoing lane does: write what the Sender gives it, hear what the receiver answers, and keep
+the connection alive meanwhile; or ask who is there."""
 
 import time
+from typing import assert_never
 
-from crc32c import crc32c
-
-from prfaas.kvcache.layout import Part
-from prfaas.transfer.attempts import Drained
-from prfaas.transfer.frames import WIRE, Header, Kind, ProtocolError, encode, header_for
-from prfaas.transfer.greeting import Hello, Welcome, pack, unpack
-from prfaas.transfer.offer import seal_for
-from prfaas.transfer.pump.lane import Lane
+from prfaas.transfer.frames import DATA_BYTES, SEALED_BYTES, WIRE, Cause, Header, Kind, ProtocolError
+from prfaas.transfer.greeting import Hello, Welcome, pack, refusal, refused, unpack
+from prfaas.transfer.outgoing import (
+    Aborted,
+    AbortWork,
+    Accepted,
+    Acked,
+    Completed,
+    DataWork,
+    Destination,
+    Dial,
+    Heard,
+    LaneDown,
+    LaneUp,
+    OfferWork,
+    SealWork,
+    Work,
+)
+from prfaas.transfer.pieces import PIECE_BYTES
+from prfaas.transfer.pump.lane import LINGER_S, Lane
 from prfaas.transfer.pump.messages import Probed
 from prfaas.transfer.pump.plane import Plane
-from prfaas.transfer.pump.sockets import connect, send_at_once
-from prfaas.transfer.sender import Accepted, Dial, PartSent, Stream
+from prfaas.transfer.pump.sockets import connect, tune
+from prfaas.transfer.pump.talk import Talk
+from prfaas.transfer.replies import Progress, Total
+
+#: How much a lane takes at once: what it writes in so long, because frames cost; but no more, because what is urgent
+#: waits for it, and it is lost with the lane.
+TURN_S = 0.01
+LEAST_BYTES = PIECE_BYTES
 
 
-def send(plane: Plane, lane: Lane, dial: Dial, memory: memoryview) -> None:
-    """Body of an outbound lane's thread. The control thread is owed exactly one Drained."""
-    failure = None
+def carry(plane: Plane, lane: Lane, dial: Dial) -> None:
+    """Body of an outgoing lane's thread. The Sender is owed exactly one LaneDown."""
     try:
-        _greet(plane, lane, dial.to.address, dial.to.incarnation)
-        _offer(plane, lane, dial)
-        _stream(plane, lane, dial, memory)
+        outgoing = Outgoing(plane, lane)
+        outgoing.greet(dial.peer.address, dial.peer.incarnation)
+        plane.tell_sender(LaneUp(lane.id, time.monotonic()))
+        outgoing.work()
     except ProtocolError as error:
-        failure = error
-    cause, detail = (failure.cause, failure.detail) if failure else (None, "")
-    plane.inbox.put(Drained(lane.id, dial.attempt, time.monotonic(), cause, detail))
-    if failure and lane.stopped:
-        lane.farewell(Kind.ABORT, failure, dial.attempt)
+        plane.tell_sender(LaneDown(lane.id, error.cause, error.detail, time.monotonic()))
 
 
 def probe(plane: Plane, lane: Lane, address: str) -> None:
     """Body of the thread that asks who is at `address`."""
     incarnation = None
     try:
-        incarnation = _greet(plane, lane, address, None).incarnation
+        incarnation = Outgoing(plane, lane).greet(address, None).incarnation
     except ProtocolError:
         pass
     plane.inbox.put(Probed(address=address, incarnation=incarnation))
 
 
-def _greet(plane: Plane, lane: Lane, address: str, incarnation: int | None) -> Welcome:
-    start = plane.start
-    lane.connected(connect(address, start.connect_s, lane.orders))
-    send_at_once(lane.sock)
-    lane.limit(start.connect_s, altogether=True)
-    hello = pack(
-        Hello(
+class Outgoing:
+    def __init__(self, plane: Plane, lane: Lane) -> None:
+        self._plane, self._lane = plane, lane
+        self._talk = Talk(lane, sealing=plane.sealing)
+        self._turn_bytes = LEAST_BYTES
+
+    def greet(self, address: str, incarnation: int | None) -> Welcome:
+        start = self._plane.start
+        self._lane.connected(connect(address, start.connect_s, self._lane))
+        tune(self._lane.sock, start.congestion)
+        self._lane.limit(start.connect_s, altogether=True)
+        hello = Hello(
             node=start.node,
+            own_incarnation=start.incarnation,
             namespace=start.namespace,
             oldest_wire=WIRE.oldest,
             newest_wire=WIRE.newest,
             incarnation=incarnation,
+            integrity=start.integrity,
+            salt=self._plane.new_salt(),
         )
-    )
-    lane.write(header_for(Kind.HELLO, hello), hello)
-    return unpack(lane.payload(lane.expect(Kind.WELCOME)), Welcome)
+        self._talk.put(Kind.HELLO, pack(hello))
+        welcome = unpack(self._talk.payload(self._talk.expect(Kind.WELCOME)), Welcome)
+        self._talk.secure(hello.salt, welcome.salt)
+        self._lane.limit(self._plane.silence_s, altogether=False)
+        return welcome
 
+    def work(self) -> None:
+        """Until the line or somebody ends it."""
+        while True:
+            while (header := self._talk.begin()) is not None:
+                self._hear(header)
+            work = self._plane.take(self._lane.id, self._turn_bytes, time.monotonic())
+            if work is None:
+                self._rest()
+                continue
+            self._lane.taken = 0
+            try:
+                self._write(work)
+            except ProtocolError as error:
+                if error.cause is Cause.PEER_GONE:
+                    self._last_words()
+                raise
+            self._plane.wrote(self._lane.id, time.monotonic())
+            self._lane.taken = 0
 
-def _offer(plane: Plane, lane: Lane, dial: Dial) -> None:
-    payload = pack(dial.offer)
-    lane.write(header_for(Kind.OFFER, payload, attempt=dial.attempt, generation=dial.to.generation), payload)
-    lane.expect(Kind.ACCEPT)
-    plane.inbox.put(Accepted(lane.id, dial.attempt, time.monotonic()))
+    def _rest(self) -> None:
+        """There is nothing to do. A keepalive tells silence from a broken line, to both ends."""
+        now = time.monotonic()
+        silence_ends = self._lane.heard_at + self._plane.silence_s
+        speak_at = self._lane.spoke_at + self._plane.keepalive_s
+        if now >= silence_ends:
+            raise ProtocolError(Cause.NO_PROGRESS, f"nothing heard for {self._plane.silence_s:g} s")
+        if now >= speak_at:
+            self._talk.rest()
+            self._talk.put(Kind.KEEPALIVE)
+        else:
+            self._lane.sleep(min(silence_ends, speak_at) - now)
 
+    def _write(self, work: Work) -> None:
+        to = work.to
+        match work:
+            case DataWork():
+                began = time.monotonic()
+                memory = self._plane.spans[work.attempt]
+                self._talk.put_data(work.attempt, to.generation, self._key(to), work.runs, memory)
+                self._adapt(work.nbytes, time.monotonic() - began)
+            case OfferWork():
+                self._put(Kind.OFFER, work.attempt, to, pack(work.offer), front=to.ticket)
+            case SealWork():
+                self._put(Kind.SEAL, work.attempt, to, pack(work.seal))
+            case AbortWork():
+                self._put(Kind.ABORT, work.attempt, to, refusal(work.cause, work.detail))
+            case _:
+                assert_never(work)
 
-def _stream(plane: Plane, lane: Lane, dial: Dial, memory: memoryview) -> None:
-    """Prefill may compute for long between two parts: meanwhile a keepalive tells silence from a broken line, to both
-    ends."""
-    lane.limit(plane.start.no_progress_s, altogether=False)
-    sent: dict[int, tuple[Part, int]] = {}
-    last = False
-    while not last:
-        orders = lane.wait(plane.keepalive_s, lane.sock)
-        lane.check_progress()
-        if not orders:
-            lane.listen()
-            lane.write(header_for(Kind.KEEPALIVE, attempt=dial.attempt, generation=dial.to.generation))
-        for order in orders:
-            assert isinstance(order, Stream), order
-            for part in order.parts:
-                lane.listen()
-                sent[part.index] = (part, _send_part(lane, dial, part, memory))
-                plane.inbox.put(PartSent(lane.id, dial.attempt, part.index), wake=False)
-            last = order.last
-    parts, crcs = zip(*(sent[index] for index in sorted(sent)), strict=True) if sent else ((), ())
-    seal = pack(seal_for(dial.offer.tokens, parts, crcs))
-    lane.write(header_for(Kind.SEAL, seal, attempt=dial.attempt, generation=dial.to.generation), seal)
-    lane.expect(Kind.ACK)
+    def _put(self, kind: Kind, attempt: str, to: Destination, payload: bytes, front: bytes = b"") -> None:
+        self._talk.put(kind, payload, attempt=attempt, generation=to.generation, key=self._key(to), front=front)
 
+    def _key(self, to: Destination) -> bytes | None:
+        if not self._plane.sealing:
+            return None
+        assert to.keys is not None
+        return to.keys.to_receiver
 
-def _send_part(lane: Lane, dial: Dial, part: Part, memory: memoryview) -> int:
-    """The part's checksum."""
-    payload = memory[part.offset : part.offset + part.nbytes]
-    header = Header(
-        kind=Kind.PART,
-        attempt=dial.attempt,
-        generation=dial.to.generation,
-        index=part.index,
-        offset=part.offset,
-        length=part.nbytes,
-        payload_crc=crc32c(payload),
-    )
-    lane.write(encode(header), payload)
-    return header.payload_crc
+    def _adapt(self, nbytes: int, took_s: float) -> None:
+        """Buffers on the way may make a line look fast that is not: it is believed step by step."""
+        turn_bytes = int(nbytes / max(took_s, 1e-6) * TURN_S)
+        most_bytes = SEALED_BYTES if self._plane.sealing else DATA_BYTES
+        self._turn_bytes = max(LEAST_BYTES, min(turn_bytes, 2 * self._turn_bytes, most_bytes))
+
+    def _hear(self, header: Header) -> None:
+        lane, now = self._lane.id, self._lane.heard_at
+        if header.kind is Kind.KEEPALIVE:
+            self._plane.tell_sender(Heard(lane, now))
+            return
+        key = self._plane.back_keys.get(header.attempt)
+        if header.sealed and key is None:
+            self._talk.discard(header)  # an answer about an attempt that is over
+            return
+        payload, attempt = self._talk.payload(header, key), header.attempt
+        match header.kind:
+            case Kind.ACCEPT:
+                said = unpack(payload, Progress)
+                self._plane.tell_sender(Accepted(lane, attempt, said.ranges, said.credit_bytes, now))
+            case Kind.ACK:
+                said = unpack(payload, Progress)
+                self._plane.tell_sender(Acked(lane, attempt, said.ranges, said.credit_bytes, now))
+            case Kind.COMPLETE:
+                total = unpack(payload, Total)
+                self._plane.tell_sender(Completed(lane, attempt, total.payload_bytes, now))
+            case Kind.ABORT:
+                why = refused(payload)
+                self._plane.tell_sender(Aborted(lane, attempt, why.cause, why.detail, now))
+            case _:
+                raise ProtocolError(Cause.MALFORMED, f"{header.kind.name} from a listener")
+
+    def _last_words(self) -> None:
+        """A write failed: what the peer said before it closed is the better reason."""
+        try:
+            self._lane.limit(LINGER_S, altogether=True)
+            while True:
+                self._hear(self._talk.next())
+        except ProtocolError as error:
+            if error.cause not in (Cause.PEER_GONE, Cause.NO_PROGRESS):
+                raise error from None

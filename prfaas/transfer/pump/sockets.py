@@ -10,12 +10,21 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from prfaas.transfer.frames import Bytes, Cause, ProtocolError
 
 BACKLOG = 128
+#: What the kernel may hold that it has not sent yet: enough to keep a line that loses packets busy, little enough that
+#: an urgent frame does not wait behind many megabytes.
+UNSENT_BYTES = 1 << 20
+#: A line that carries nothing is probed by the kernel too, for middleboxes that forget idle connections.
+KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 15, 5, 6
+UNPACED = (1 << 64) - 1
+#: Linux numbers that this Python may not name.
+_TCP_NOTSENT_LOWAT = 25
+_SO_MAX_PACING_RATE = 47
 
 
 class Pollable(Protocol):
@@ -26,10 +35,14 @@ class Pollable(Protocol):
 def translated() -> Iterator[None]:
     try:
         yield
-    except (BlockingIOError, TimeoutError) as error:
-        raise ProtocolError(Cause.NO_PROGRESS, error.strerror or "timed out") from error
     except OSError as error:
-        raise ProtocolError(Cause.PEER_GONE, error.strerror or str(error)) from error
+        raise _translated(error) from error
+
+
+def _translated(error: OSError) -> ProtocolError:
+    if isinstance(error, BlockingIOError | TimeoutError):
+        return ProtocolError(Cause.NO_PROGRESS, error.strerror or "timed out")
+    return ProtocolError(Cause.PEER_GONE, error.strerror or str(error))
 
 
 def ready(timeout_s: float, *pollables: Pollable) -> bool:
@@ -48,28 +61,61 @@ def set_patience(sock: socket.socket, seconds: float) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
 
 
-def send_at_once(sock: socket.socket) -> None:
-    """A frame does not wait for the next one. When to give up is the lane's decision: the kernel's own time-out
-    (TCP_USER_TIMEOUT) may end a line that loses packets although it moves."""
+def tune(sock: socket.socket, congestion: str) -> None:
+    """How a lane's socket behaves. A frame does not wait for the next one. When to give up is the lane's decision: the
+    kernel's own time-out (TCP_USER_TIMEOUT) may end a line that loses packets although it moves. A congestion control
+    that the system does not have or allow is not insisted on: `congestion_of` says what came of it."""
     with translated():
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_EVERY_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+    if congestion:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
 
 
-def send_some(sock: socket.socket, *data: Bytes) -> int:
+def congestion_of(sock: socket.socket) -> str:
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+def pace(sock: socket.socket, bytes_per_s: float | None) -> None:
+    """The kernel spaces the packets so that no more than this leaves; None: as fast as congestion control allows."""
+    rate = UNPACED if bytes_per_s is None else max(1, int(bytes_per_s))
+    sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("@Q", rate))
+
+
+def send_some(sock: socket.socket, data: Sequence[Bytes]) -> int:
     """How many bytes the socket took; 0 when it took none within its patience."""
     try:
         return sock.sendmsg(data)
     except BlockingIOError:
         return 0
+    except OSError as error:
+        raise _translated(error) from error
 
 
-def receive_some(sock: socket.socket, into: memoryview) -> int | None:
+def receive_some(sock: socket.socket, into: memoryview, *, wait: bool = True) -> int | None:
     """How many bytes came, 0 at the end of the stream, None when none came within the socket's patience. Waits for all
-    of `into` as long as that."""
+    of `into` as long as that, unless told not to wait."""
     try:
-        return sock.recv_into(into, 0, socket.MSG_WAITALL)
+        return sock.recv_into(into, 0, socket.MSG_WAITALL if wait else socket.MSG_DONTWAIT)
     except BlockingIOError:
         return None
+    except OSError as error:
+        raise _translated(error) from error
+
+
+def receive_many(sock: socket.socket, into: Sequence[memoryview]) -> int:
+    """How many bytes came, in the order of the buffers, within the socket's patience."""
+    try:
+        return sock.recvmsg_into(into, 0, socket.MSG_WAITALL)[0]
+    except BlockingIOError:
+        return 0
+    except OSError as error:
+        raise _translated(error) from error
 
 
 def unacknowledged(sock: socket.socket) -> int:
@@ -98,7 +144,10 @@ def connect(address: str, timeout_s: float, interrupt: Pollable) -> socket.socke
     deadline = time.monotonic() + timeout_s
     failure = ""
     for family, kind, protocol, _, where in found:
-        sock = socket.socket(family, kind, protocol)
+        try:
+            sock = socket.socket(family, kind, protocol)
+        except OSError as error:
+            raise ProtocolError(Cause.CONNECT, f"{address}: {error.strerror}") from error
         code = _connect(sock, where, max(0.0, deadline - time.monotonic()), interrupt)
         if not code:
             return sock

@@ -52,6 +52,19 @@ def test_parts_come_in_the_order_in_which_prefill_makes_them():
     assert [p.index for p in parts] == [0, 1, 2, 3, 4]
 
 
+def test_a_prefix_of_a_span_is_where_its_parts_are():
+    """The parts of the first chunks, whole tensor by whole tensor; the whole span is a prefix of itself."""
+    dense = KvLayout(layers=((KEYS,), (KEYS, KEYS)))
+    first = [part for part in dense.parts(9, (4, 8, 9)) if part.stop <= 8]
+    for whole in dense.prefix(9, 8):
+        pieces = [part for part in first if (part.layer, part.tensor) == (whole.layer, whole.tensor)]
+        assert (whole.offset, whole.nbytes) == (pieces[0].offset, sum(part.nbytes for part in pieces))
+    assert HYBRID.prefix(5, 5) == HYBRID.parts(5, (5,))
+    assert HYBRID.prefix(5, 0) == ()
+    with pytest.raises(AssertionError, match="a state has no prefix"):
+        HYBRID.prefix(5, 4)
+
+
 @pytest.mark.parametrize("ends", [(), (4,), (4, 6), (3, 3, 5), (4, 3, 5), (0, 5), (-1, 5)])
 def test_chunk_ends_that_do_not_rise_to_the_length_are_refused(ends: tuple[int, ...]):
     with pytest.raises(ValueError, match="do not rise"):

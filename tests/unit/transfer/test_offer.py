@@ -1,14 +1,12 @@
-"""The receiver derives what must come; an offer or a seal that differs is refused by the name of what differs."""
-
-import itertools
+"""The receiver derives what must come; an offer that differs is refused by the name of what differs."""
 
 import pytest
 
-from prfaas.kvcache.layout import KvLayout, Part, TensorKind, TensorSpec, chunk_ends
-from prfaas.transfer.frames import LIMIT_BYTES, Cause, Header, Kind, ProtocolError
-from prfaas.transfer.grant import Grant
-from prfaas.transfer.greeting import pack
-from prfaas.transfer.offer import MAX_PARTS, Offer, expected_parts, manifest, offer_for, seal_for
+from prfaas.kvcache.layout import KvLayout, TensorKind, TensorSpec, chunk_ends
+from prfaas.transfer.frames import LIMIT_BYTES, Cause, Kind, ProtocolError
+from prfaas.transfer.greeting import pack, unpack
+from prfaas.transfer.offer import MAX_CHUNKS, MAX_PARTS, Group, Offer, expected_pieces, offer_for, seal_for
+from prfaas.transfer.pieces import Pieces
 
 LAYOUT = KvLayout(
     layers=(
@@ -16,104 +14,78 @@ LAYOUT = KvLayout(
         (TensorSpec("keys", TensorKind.TOKENS, "bfloat16", (8,)),),
     )
 )
-ATTEMPT = "ab" * 16
+PIECE_BYTES = 64
 
 
-def offered(tokens: int = 20, chunk: int = 8) -> tuple[Offer, tuple[Part, ...]]:
-    return offer_for(LAYOUT, tokens, chunk_ends(tokens, chunk))
+def offered(tokens: int = 20, chunk: int = 8) -> tuple[Offer, Pieces]:
+    return offer_for(LAYOUT, tokens, chunk_ends(tokens, chunk), PIECE_BYTES)
 
 
 def refusal(tokens: int, offer: Offer) -> ProtocolError:
     with pytest.raises(ProtocolError) as caught:
-        expected_parts(LAYOUT, tokens, offer)
+        expected_pieces(LAYOUT, tokens, offer, PIECE_BYTES)
     assert caught.value.cause is Cause.OFFER_MISMATCH
     return caught.value
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 20])
-def test_an_honest_offer_lists_what_must_come(tokens: int):
-    offer, parts = offered(tokens)
-    assert expected_parts(LAYOUT, tokens, offer) == parts
+def test_an_honest_offer_promises_what_must_come(tokens: int):
+    offer, pieces = offered(tokens)
+    expected = expected_pieces(LAYOUT, tokens, unpack(pack(offer), Offer), PIECE_BYTES)
+    assert expected.parts == pieces.parts and expected.count == pieces.count
+    assert sum(group.nbytes for group in offer.groups) == pieces.nbytes == LAYOUT.size_bytes(tokens)
+    assert sum(group.parts for group in offer.groups) == len(pieces.parts)
 
 
-@pytest.mark.parametrize("left_out", range(4))
-def test_field_B7_whatever_an_offer_leaves_out_is_named(left_out: int):
-    """First, last, state or keys."""
-    offer, parts = offered()
-    short = [part for part in parts if part.index != left_out]
-    error = refusal(20, Offer(tokens=20, chunk_ends=offer.chunk_ends, manifest=manifest(short)))
-    assert error.detail.startswith(f"part {left_out} (layer {parts[left_out].layer} ")
+@pytest.mark.parametrize(("left_out", "name"), [(0, "layer 0 conv_state"), (1, "layer 1 keys")])
+def test_field_B7_a_tensor_that_an_offer_leaves_out_is_named(left_out: int, name: str):
+    offer, _ = offered()
+    groups = tuple(group for index, group in enumerate(offer.groups) if index != left_out)
+    assert name in refusal(20, changed(offer, groups=groups)).detail
+
+
+@pytest.mark.parametrize("field", ["layer", "tensor", "parts", "nbytes"])
+def test_field_H3_a_tensor_of_another_size_or_place_is_named(field: str):
+    offer, _ = offered()
+    fields = {name: getattr(offer.groups[1], name) for name in Group.__struct_fields__}
+    fields[field] += 1
+    assert "layer 1 keys" in refusal(20, changed(offer, groups=(offer.groups[0], Group(**fields)))).detail
 
 
 def test_an_offer_of_more_than_must_come_is_refused():
-    offer, parts = offered()
-    more = manifest([*parts, parts[0]])
-    assert "5 parts offered, 4 expected" in refusal(20, Offer(tokens=20, chunk_ends=(8, 16, 20), manifest=more)).detail
-    assert "expected" in refusal(20, Offer(tokens=20, chunk_ends=(8, 16, 20), manifest=offer.manifest + b"x")).detail
+    offer, _ = offered()
+    assert "3 groups offered, 2 expected" in refusal(20, changed(offer, groups=(*offer.groups, offer.groups[0]))).detail
 
 
-def test_an_offer_for_another_length_is_refused():
-    """The token count is compared, not only the bytes."""
+def test_an_offer_for_another_length_or_other_pieces_is_refused():
+    """The token count is compared, not only the bytes; and both ends number the same pieces."""
     assert "20 tokens, offered 21" in refusal(20, offered(21)[0]).detail
+    assert "pieces of 64 bytes, offered 65" in refusal(20, changed(offered()[0], piece_bytes=65)).detail
 
 
-@pytest.mark.parametrize("ends", [(), (20, 20), (8, 16), tuple(range(1, MAX_PARTS + 2))])
+@pytest.mark.parametrize("ends", [(), (20, 20), (8, 16), (16, 8, 20), tuple(range(1, MAX_PARTS + 2))])
 def test_chunk_ends_that_make_no_sense_are_refused(ends: tuple[int, ...]):
-    """Nor are more parts derived than an offer can list."""
-    refusal(20, Offer(tokens=20, chunk_ends=ends, manifest=b""))
+    """Nor are more parts derived than a transfer may have."""
+    refusal(20, changed(offered()[0], chunk_ends=ends))
 
 
 def test_the_longest_offer_fits_its_frame():
-    """What may be derived may be listed: the two limits agree."""
-    chunks = MAX_PARTS // 2
-    offer, _ = offer_for(LAYOUT, chunks, tuple(range(1, chunks + 1)))
+    """A layout of very many tensors, and as many chunks as there may be, far into a long prompt."""
+    tokens = 1 << 20
+    wide = KvLayout(layers=tuple((LAYOUT.layers[1][0],) * 8 for _ in range(128)))
+    offer, _ = offer_for(wide, tokens, (tokens,), PIECE_BYTES)
     assert len(pack(offer)) <= LIMIT_BYTES[Kind.OFFER]
+    long = changed(offered()[0], chunk_ends=tuple(range(tokens, tokens + MAX_CHUNKS)))
+    assert len(pack(long)) <= LIMIT_BYTES[Kind.OFFER]
     with pytest.raises(ValueError, match="chunks make more"):
-        offer_for(LAYOUT, MAX_PARTS, tuple(range(1, MAX_PARTS + 1)))
+        offer_for(LAYOUT, MAX_CHUNKS + 1, tuple(range(1, MAX_CHUNKS + 2)), PIECE_BYTES)
 
 
-def test_a_seal_depends_on_every_checksum_and_its_place():
-    _, parts = offered()
-    crcs = [11, 22, 33, 44]
-    digests = {seal_for(20, parts, list(order)).digest for order in itertools.permutations(crcs)}
-    assert len(digests) == 24
-    seal = seal_for(20, parts, crcs)
-    assert (seal.tokens, seal.parts, seal.payload_bytes) == (20, 4, LAYOUT.size_bytes(20))
+def test_a_seal_repeats_what_was_promised():
+    _, pieces = offered()
+    seal = seal_for(20, pieces)
+    assert (seal.tokens, seal.parts, seal.pieces, seal.payload_bytes) == (20, 4, 6, LAYOUT.size_bytes(20))
 
 
-def part_header(part: Part, **changes: object) -> Header:
-    fields = {"attempt": ATTEMPT, "generation": 5, "index": part.index, "offset": part.offset, "length": part.nbytes}
-    return Header(kind=Kind.PART, **(fields | changes))
-
-
-def test_a_grant_lets_each_part_in_once():
-    """In any order."""
-    _, parts = offered()
-    grant = Grant(ATTEMPT, 5, parts)
-    assert [grant.claim(part_header(part)) for part in parts[::-1]] == [*parts[::-1]]
-    for part in parts:
-        with pytest.raises(ProtocolError) as caught:
-            grant.claim(part_header(part))
-        assert caught.value.cause is Cause.DUPLICATE_PART
-
-
-@pytest.mark.parametrize(
-    ("changes", "cause"),
-    [
-        ({"attempt": "cd" * 16}, Cause.UNKNOWN_ATTEMPT),
-        ({"generation": 4}, Cause.STALE_GENERATION),
-        ({"index": 4}, Cause.UNEXPECTED_PART),
-        ({"index": 2}, Cause.UNEXPECTED_PART),
-        ({"offset": 0}, Cause.UNEXPECTED_PART),
-        ({"length": 1}, Cause.UNEXPECTED_PART),
-        ({"length": 1 << 30}, Cause.UNEXPECTED_PART),
-    ],
-)
-def test_field_B1_a_frame_that_is_not_of_this_grant_is_refused(changes: dict[str, object], cause: Cause):
-    """And what it falsely claimed to be can still come."""
-    _, parts = offered()
-    grant = Grant(ATTEMPT, 5, parts)
-    with pytest.raises(ProtocolError) as caught:
-        grant.claim(part_header(parts[1], **changes))
-    assert caught.value.cause is cause
-    assert grant.claim(part_header(parts[1])) == parts[1]
+def changed(offer: Offer, **fields: object) -> Offer:
+    return Offer(**({name: getattr(offer, name) for name in Offer.__struct_fields__} | fields))
