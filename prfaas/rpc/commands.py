@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from prfaas.cluster import Incarnation, Namespace, NodeId, RegionId, WireRange
 from prfaas.errors import PrfaasError
-from prfaas.request import FinishReason, RequestId, Sampling
+from prfaas.request import NO_PERMIT, FinishReason, Permit, RequestId, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,7 @@ class Destination:
     kv_address: str
     generation: int
     region: RegionId = NO_REGION
+    permit: Permit = NO_PERMIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,7 @@ class Reserved:
     kv_address: str
     generation: int
     incarnation: Incarnation
+    permit: Permit = NO_PERMIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import assert_never
 
 from prfaas.cluster import Incarnation, Namespace, NodeId, RegionId, WireRange
 from prfaas.errors import InvalidRequest, PeerUnavailable
-from prfaas.request import TOKEN_BYTES, AttemptId, FinishReason, RequestId, Sampling
+from prfaas.request import TOKEN_BYTES, AttemptId, FinishReason, Permit, RequestId, Sampling
 from prfaas.rpc.commands import (
     Cancel,
     Command,
@@ -34,6 +34,10 @@ ATTEMPT_BYTES = 16
 MAX_MESSAGE_BYTES = 64 << 20
 #: One command: a prompt of four million tokens. A sender adds to a message until it holds as much.
 MAX_COMMAND_BYTES = 16 << 20
+
+#: Of an attempt's keys, and at most of its ticket.
+KEY_BYTES = 16
+MAX_TICKET_BYTES = 256
 
 TopLogits = tuple[tuple[int, float], ...]
 
@@ -87,9 +91,8 @@ def unpack_command(message: pb.Command) -> Command:
 def pack_event(attempt: bytes, event: Event) -> pb.Event:
     """`attempt` is packed already: a failure is answered under whatever bytes the command came with."""
     match event:
-        case Reserved(kv_address=address, generation=generation, incarnation=incarnation):
-            reserved = pb.Reserved(kv_address=address, generation=generation, incarnation=incarnation)
-            return pb.Event(attempt=attempt, reserved=reserved)
+        case Reserved():
+            return pb.Event(attempt=attempt, reserved=_pack_reserved(event))
         case PrefillDone():
             return pb.Event(attempt=attempt, prefill_done=_pack_prefill_done(event))
         case Tokens():
@@ -106,16 +109,14 @@ def pack_event(attempt: bytes, event: Event) -> pb.Event:
 def unpack_event(message: pb.Event, attempt: AttemptId, worker: NodeId) -> Event | None:
     try:
         return _unpack_event(message, attempt, worker)
-    except (ValueError, struct.error) as error:
+    except (ValueError, struct.error, InvalidRequest) as error:
         return Failed(PeerUnavailable(worker, f"malformed {message.WhichOneof('kind')}: {error}"))
 
 
 def _unpack_event(message: pb.Event, attempt: AttemptId, worker: NodeId) -> Event | None:
     match message.WhichOneof("kind"):
         case "reserved":
-            reserved = message.reserved
-            incarnation = Incarnation(reserved.incarnation)
-            return Reserved(kv_address=reserved.kv_address, generation=reserved.generation, incarnation=incarnation)
+            return _unpack_reserved(message.reserved)
         case "prefill_done":
             return _unpack_prefill_done(message.prefill_done)
         case "tokens":
@@ -209,6 +210,9 @@ def _pack_prefill(command: Prefill) -> pb.Prefill:
             kv_address=to.kv_address,
             generation=to.generation,
             region=to.region,
+            ticket=to.permit.ticket,
+            key_out=to.permit.key_out,
+            key_back=to.permit.key_back,
         )
         message.destination.CopyFrom(destination)
     return message
@@ -223,6 +227,7 @@ def _unpack_prefill(message: pb.Prefill) -> Prefill:
             kv_address=message.destination.kv_address,
             generation=message.destination.generation,
             region=RegionId(message.destination.region),
+            permit=_permit(message.destination),
         )
     return Prefill(
         request_id=RequestId(message.request),
@@ -230,6 +235,33 @@ def _unpack_prefill(message: pb.Prefill) -> Prefill:
         destination=destination,
         deadline_s=message.deadline_ms / 1000,
     )
+
+
+def _pack_reserved(event: Reserved) -> pb.Reserved:
+    return pb.Reserved(
+        kv_address=event.kv_address,
+        generation=event.generation,
+        incarnation=event.incarnation,
+        ticket=event.permit.ticket,
+        key_out=event.permit.key_out,
+        key_back=event.permit.key_back,
+    )
+
+
+def _unpack_reserved(message: pb.Reserved) -> Reserved:
+    return Reserved(
+        kv_address=message.kv_address,
+        generation=message.generation,
+        incarnation=Incarnation(message.incarnation),
+        permit=_permit(message),
+    )
+
+
+def _permit(message: pb.Reserved | pb.Destination) -> Permit:
+    """Raises InvalidRequest for what is no ticket, or no key."""
+    if len(message.ticket) > MAX_TICKET_BYTES or not {len(message.key_out), len(message.key_back)} <= {0, KEY_BYTES}:
+        raise InvalidRequest("neither a ticket nor keys", param="destination")
+    return Permit(ticket=message.ticket, key_out=message.key_out, key_back=message.key_back)
 
 
 def _pack_prefill_done(event: PrefillDone) -> pb.PrefillDone:

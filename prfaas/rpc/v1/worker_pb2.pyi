@@ -233,11 +233,18 @@ class Destination(_message.Message):
     KV_ADDRESS_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    KEY_OUT_FIELD_NUMBER: _builtins.int
+    KEY_BACK_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     incarnation: _builtins.int
     kv_address: _builtins.str
     generation: _builtins.int
     region: _builtins.str
+    ticket: _builtins.bytes
+    """As the Reserved of the same attempt gave them."""
+    key_out: _builtins.bytes
+    key_back: _builtins.bytes
     def __init__(
         self,
         *,
@@ -246,10 +253,13 @@ class Destination(_message.Message):
         kv_address: _builtins.str = ...,
         generation: _builtins.int = ...,
         region: _builtins.str = ...,
+        ticket: _builtins.bytes = ...,
+        key_out: _builtins.bytes = ...,
+        key_back: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "kv_address", b"kv_address", "node", b"node", "region", b"region"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "key_back", b"key_back", "key_out", b"key_out", "kv_address", b"kv_address", "node", b"node", "region", b"region", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -354,24 +364,37 @@ Global___Event: _TypeAlias = Event  # noqa: Y015
 
 @_typing.final
 class Reserved(_message.Message):
+    """What the sender of the KV needs, and nobody else may know: the ticket lets it send, `key_out` seals what goes to the
+    reservation and `key_back` what comes back.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     KV_ADDRESS_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    KEY_OUT_FIELD_NUMBER: _builtins.int
+    KEY_BACK_FIELD_NUMBER: _builtins.int
     kv_address: _builtins.str
     generation: _builtins.int
     incarnation: _builtins.int
+    ticket: _builtins.bytes
+    key_out: _builtins.bytes
+    key_back: _builtins.bytes
     def __init__(
         self,
         *,
         kv_address: _builtins.str = ...,
         generation: _builtins.int = ...,
         incarnation: _builtins.int = ...,
+        ticket: _builtins.bytes = ...,
+        key_out: _builtins.bytes = ...,
+        key_back: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "kv_address", b"kv_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "key_back", b"key_back", "key_out", b"key_out", "kv_address", b"kv_address", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
