@@ -9,7 +9,7 @@ BIN := $(CURDIR)/$(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check stubs docs reproduce bench-decisions sim-coverage etcd clean
+.PHONY: help setup demo test check stubs docs reproduce sim-coverage bench-decisions bench-transport soak-transfer etcd clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -53,6 +53,12 @@ bench-decisions: setup ## what a routing decision costs at a thousand nodes
 
 sim-coverage: setup ## how much of the scheduler and the flows `prfaas sim run` alone reaches
 	$(BIN)/python -m tools.sim_coverage
+
+bench-transport: setup ## how close KV transfers come to the machine's and a WAN line's limits, and to others (root, minutes)
+	PYTHONPATH=. $(BIN)/python -m bench.transport --check
+
+soak-transfer: setup ## KV transfers under load and faults: nothing wrong, nothing left behind (JSON= for a file of figures; minutes)
+	$(BIN)/python -m pytest -m soak tests/soak $(if $(JSON),--json "$(JSON)")
 
 # Only the binary, into .venv: installing the package would also start a service.
 etcd: $(STAMP)

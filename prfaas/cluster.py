@@ -53,17 +53,28 @@ class WireRange:
 class Egress:
     """What a node sends to one other region. `backlogged_bytes_per_s` is the goodput while something was waiting to be
     sent, the only time at which a sender learns what the line can carry; None when that has not been the case
-    lately."""
+    lately. Of the `lanes` that are open there: the smallest round trip, the congestion control in use, and what the
+    kernel holds of the bytes that wait. `queue_age_s`: how long the oldest byte that could leave has been waiting."""
 
     region: RegionId
     queued_bytes: int = 0
     sent_bytes_per_s: float = 0.0
     backlogged_bytes_per_s: float | None = None
+    rtt_s: float | None = None
+    retransmitted_bytes_per_s: float | None = None
+    queue_age_s: float = 0.0
+    unsent_bytes: int = 0
+    lanes: int = 0
+    congestion: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """One ordered pair of regions, as estimated from its senders' reports. What is not known is None."""
+    """One ordered pair of regions, as estimated from its senders' reports. What is not known is None.
+
+    `retransmitted_ratio`: of all that went out, what had been sent before. `queue_age_s`: of the oldest byte that waits
+    at any sender.
+    """
 
     source: RegionId
     target: RegionId
@@ -72,6 +83,9 @@ class LinkState:
     utilization: float | None = None
     queued_bytes: int = 0
     age_s: float = 0.0
+    rtt_s: float | None = None
+    retransmitted_ratio: float | None = None
+    queue_age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +238,17 @@ class Plan:
     threshold_tokens: int
     shares: Mapping[NodeId, float] = field(default_factory=lambda: MappingProxyType({}))
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much KV may leave `source` for `target`: each of `nodes` may send so much, and any other node as much as all
+    together."""
+
+    source: RegionId
+    target: RegionId
+    bytes_per_s: float
+    nodes: Mapping[NodeId, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from prfaas.errors import ConfigError
 from prfaas.flows.convert_role import OnDrainTimeout
 from prfaas.flows.serve import OnPrefillFailure
 from prfaas.request import Mode
+from prfaas.security import Plane, Protection, check_exposure, check_files
 
 SECRET_FIELDS = frozenset({"password", "admin_key"})
 MASK = "********"
@@ -79,7 +80,15 @@ class RoutingConfig(_Section, frozen=True):
     lines: Annotated[
         dict[str, float], Meta(description="Bytes per second bought from a prefill region to this one, per region.")
     ] = {}
-    rtts_s: Annotated[dict[str, float], Meta(description="Round trip time to a prefill region, per region.")] = {}
+    line_share: Annotated[
+        float,
+        Meta(
+            gt=0, le=1, description="Share of each of these lines that KV may take; more of it makes queues and loss."
+        ),
+    ] = 0.95
+    rtts_s: Annotated[
+        dict[str, float], Meta(description="Round trip time to a prefill region, per region. Absent: as measured.")
+    ] = {}
     profiles: Annotated[
         dict[str, str],
         Meta(description="What workers' hardware names mean: MODEL/HARDWARE of a shipped profile, or a JSON file."),
@@ -205,6 +214,38 @@ class KvConfig(_Section, frozen=True):
     no_progress_s: Annotated[
         float, Meta(gt=0, description="A transfer on which nothing moves this long is given up.")
     ] = 10.0
+    congestion: Annotated[
+        Literal["bbr", "cubic", ""],
+        Meta(description='TCP congestion control of KV. "", or where it is not allowed: the system\'s own.'),
+    ] = "bbr"
+    min_lanes: Annotated[
+        int, Meta(ge=1, le=128, description="As many connections to a peer are worth opening on any line.")
+    ] = 4
+    max_lanes: Annotated[
+        int, Meta(ge=1, le=128, description="Most connections to a peer, however long and fast its line.")
+    ] = 16
+    lane_idle_s: Annotated[
+        float, Meta(gt=0, description="A connection without work is kept this long; opening it costs round trips.")
+    ] = 300.0
+
+
+class SecurityConfig(_Section, frozen=True):
+    mode: Annotated[
+        Plane, Meta(description="mtls: services show each other certificates; off: in plain, for loopback.")
+    ] = Plane.OFF
+    ca: Annotated[str, Meta(description="CA certificate (PEM file) that signed all services' certificates.")] = ""
+    cert: Annotated[
+        str, Meta(description="Certificate (PEM file) of this service, with its role; re-read when it changes.")
+    ] = ""
+    key: Annotated[str, Meta(description="Private key (PEM file) of that certificate.")] = ""
+    kv: Annotated[
+        Protection | None,
+        Meta(description="KV on the wire: aes-gcm encrypts, crc32c checks. Absent: aes-gcm with mtls, else crc32c."),
+    ] = None
+    allow_plain: Annotated[
+        bool,
+        Meta(description="Bind beyond loopback without mtls: whoever reaches it can use it, read KV and change it."),
+    ] = False
 
 
 class LogConfig(_Section, frozen=True):
@@ -221,6 +262,7 @@ class Config(_Section, frozen=True):
     router: RouterConfig = RouterConfig()
     worker: WorkerConfig = WorkerConfig()
     kv: KvConfig = KvConfig()
+    security: SecurityConfig = SecurityConfig()
     log: LogConfig = LogConfig()
 
 
@@ -248,10 +290,21 @@ def load(
     for (section_name, field_name), value in (overrides or {}).items():
         _put(tree, section_name, field_name, value)
     try:
-        return msgspec.convert(tree, Config, strict=False)
+        config = msgspec.convert(tree, Config, strict=False)
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$")
         raise ConfigError(where.strip("`.") or "configuration", message) from error
+    _check_security(config)
+    if config.kv.min_lanes > config.kv.max_lanes:
+        raise ConfigError("kv.min_lanes", f"{config.kv.min_lanes} is more than kv.max_lanes = {config.kv.max_lanes}")
+    return config
+
+
+def _check_security(config: Config) -> None:
+    own = config.security
+    check_files(own.mode, {"security.ca": own.ca, "security.cert": own.cert, "security.key": own.key})
+    hosts = {"worker.rpc_host": config.worker.rpc_host, "kv.host": config.kv.host}
+    check_exposure(own.mode, own.kv, hosts, allow_plain=own.allow_plain)
 
 
 def dump(config: Config) -> dict[str, Any]:

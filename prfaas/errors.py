@@ -46,11 +46,12 @@ class PeerUnavailable(PrfaasError):
 
 
 class TransferFailed(PrfaasError):
-    """The KV of one attempt did not arrive complete and checked. `cause` is the first root cause, one word."""
+    """The KV of one attempt did not arrive complete and checked. `cause` is the first root cause, one word. Whoever was
+    to receive it has the first `boundary_tokens` tokens of it."""
 
-    def __init__(self, attempt: str, cause: str, detail: str = "") -> None:
+    def __init__(self, attempt: str, cause: str, detail: str = "", boundary_tokens: int = 0) -> None:
         super().__init__(f"transfer {attempt} failed: {cause} {detail}".rstrip())
-        self.attempt, self.cause, self.detail = attempt, cause, detail
+        self.attempt, self.cause, self.detail, self.boundary_tokens = attempt, cause, detail, boundary_tokens
 
 
 class EngineFailed(PrfaasError):

@@ -48,6 +48,20 @@ class Request:
         return self.prompt_tokens - 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permit:
+    """What the receiver of an attempt's KV gives its sender: the ticket that it asks for, and the keys of what goes out
+    to it and of what comes back. A secret of the two: it does not show itself, and belongs into no log or receipt."""
+
+    ticket: bytes = field(default=b"", repr=False)
+    key_out: bytes = field(default=b"", repr=False)
+    key_back: bytes = field(default=b"", repr=False)
+
+
+#: Of a reservation that nothing is sent to.
+NO_PERMIT = Permit()
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """Cached prefix of one prompt on one node, in tokens. `joint` has KV and a state, `kv` only needs KV."""

@@ -137,7 +137,9 @@ def explain(request_id: str, admin: str, key: str, as_json: bool) -> None:
     if under := told["decided_under"]:
         for link in under["links"]:
             use = "unknown" if link["utilization"] is None else f"{link['utilization']:.0%}"
-            console.print(f"link {link['source']} to {link['target']}: {use} used, {link['queued_bytes']} bytes queued")
+            rtt = "unknown" if link["rtt_s"] is None else f"{link['rtt_s'] * 1e3:.1f} ms"
+            queue = f"{link['queued_bytes']} bytes queued"
+            console.print(f"link {link['source']} to {link['target']}: {use} used, {queue}, round trip {rtt}")
 
 
 ADMIN_COMMANDS = (workers, flip, drain, threshold, explain)

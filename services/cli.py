@@ -18,6 +18,7 @@ from prfaas.live.wan_relay import RelayRoute, run_relay
 from prfaas.observe.logs import configure
 from prfaas.request import Mode
 from services.admin_cli import ADMIN_COMMANDS
+from services.certs_cli import certs
 from services.decode_worker.__main__ import decode_worker
 from services.local_cluster import Plan, Wan
 from services.prefill_worker.__main__ import prefill_worker
@@ -27,7 +28,7 @@ from services.settings import settings
 from services.sim_cli import sim
 from services.up import run as up_until_signal
 
-SECTIONS = ("cluster", "store", "routing", "router", "worker", "kv", "log")
+SECTIONS = ("cluster", "store", "routing", "router", "worker", "kv", "security", "log")
 HOME = Path(".prfaas")
 
 
@@ -41,6 +42,7 @@ main.add_command(router)
 main.add_command(prefill_worker)
 main.add_command(decode_worker)
 main.add_command(sim)
+main.add_command(certs)
 for admin_command in ADMIN_COMMANDS:
     main.add_command(admin_command)
 
@@ -88,6 +90,7 @@ def local_cluster_options(command: Any) -> Any:
     "--wan-mbit", type=click.FloatRange(min=0, min_open=True), help="Put a line of this rate between the regions."
 )
 @click.option("--wan-rtt-ms", type=click.FloatRange(min=0), default=0.0, help="Round trip time of that line.")
+@click.option("--mtls", is_flag=True, help="Make certificates for the run: all services ask each other for theirs.")
 @click.option("--kv-pool-bytes", default=256 << 20, help="Shared memory of each worker's KV pool.")
 @click.option("--ready-timeout-s", default=90.0, help="Give up when the cluster is not ready by then.")
 @click.option("--log-format", type=click.Choice(["json", "text"]), default="text")

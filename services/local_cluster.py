@@ -11,8 +11,9 @@ import json
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -25,7 +26,10 @@ from prfaas.membership.follow import ClusterFollower
 from prfaas.membership.memory import MemoryStore
 from prfaas.membership.server import EmbeddedStoreServer
 from prfaas.process import end_all
+from prfaas.rpc.identity import Identity
+from prfaas.security import PeerRole, Plane
 from prfaas.stores import open_store
+from services.certificates import pem_files, write_all
 from services.http_client import fetch
 from services.running import LAUNCHED
 
@@ -34,6 +38,8 @@ PREFILL_REGION, PD_REGION = "a", "b"
 HARDWARE = "cost-model"
 STOP_GRACE_S = 15.0
 POLL_S = 0.05
+#: How long certificates of a run are valid.
+RUN_DAYS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +71,8 @@ class Plan:
     log_dir: Path | None = None
     ready_timeout_s: float = 60.0
     cluster: str = "local"
+    #: Make certificates for the run, and let every process ask the others for theirs.
+    mtls: bool = False
     extra: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -80,6 +88,8 @@ class LocalCluster:
     store_endpoints: tuple[str, ...]
     metrics: dict[str, str]
     processes: dict[str, asyncio.subprocess.Process]
+    #: Where the certificates of the run are, with `mtls`.
+    certificates: Path | None
     #: Starts a process that has ended again, under its name.
     start_again: Callable[[str], Awaitable[None]]
 
@@ -99,17 +109,30 @@ async def local_cluster(plan: Plan) -> AsyncIterator[LocalCluster]:
     """Start everything, wait until the router can serve, and stop everything at the end. Raises PeerUnavailable when a
     process ends while starting, DeadlineExceeded when the cluster does not become ready."""
     async with AsyncExitStack() as stack:
-        store = plan.etcd or (await stack.enter_async_context(_embedded_store()),)
-        starter = _Starter(plan, store)
+        certificates = stack.enter_context(_certificates()) if plan.mtls else None
+        store = plan.etcd or (await stack.enter_async_context(_embedded_store(certificates)),)
+        starter = _Starter(plan, store, certificates)
         stack.push_async_callback(starter.stop)
         cluster = await starter.start()
         await _ready(cluster)
         yield cluster
 
 
+@contextmanager
+def _certificates() -> Iterator[Path]:
+    """A folder with certificates for one run, which nobody else can read."""
+    with tempfile.TemporaryDirectory(prefix="prfaas-certificates-") as directory:
+        write_all(Path(directory), days=RUN_DAYS)
+        yield Path(directory)
+
+
 @asynccontextmanager
-async def _embedded_store() -> AsyncIterator[str]:
-    server = EmbeddedStoreServer(MemoryStore(), "127.0.0.1", 0)
+async def _embedded_store(certificates: Path | None) -> AsyncIterator[str]:
+    credentials = None
+    if certificates is not None:
+        ca, cert, key = pem_files(certificates, PeerRole.STORE)
+        credentials = Identity(PeerRole.STORE, ca=ca, cert=cert, key=key).server_credentials(lambda: None)
+    server = EmbeddedStoreServer(MemoryStore(), "127.0.0.1", 0, credentials)
     await server.start()
     try:
         yield f"127.0.0.1:{server.port}"
@@ -120,8 +143,8 @@ async def _embedded_store() -> AsyncIterator[str]:
 class _Starter:
     """Starts the processes in order; `stop` ends whatever was started, also after a failure half-way."""
 
-    def __init__(self, plan: Plan, store: tuple[str, ...]) -> None:
-        self._plan, self._store = plan, store
+    def __init__(self, plan: Plan, store: tuple[str, ...], certificates: Path | None) -> None:
+        self._plan, self._store, self._certificates = plan, store, certificates
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._metrics: dict[str, str] = {}
         self._endpoints: dict[str, str] = {}
@@ -149,9 +172,16 @@ class _Starter:
         names = ["router", *(f"router-{number}" for number in range(1, plan.routers))]
         for name in names:
             await self._start_router(name, plan.port if name == "router" else 0)
-        endpoints, admin = self._endpoints, self._admin
         return LocalCluster(
-            plan, endpoints["router"], endpoints, admin, self._store, self._metrics, self._processes, self.spawn_again
+            plan=plan,
+            endpoint=self._endpoints["router"],
+            endpoints=self._endpoints,
+            admin=self._admin,
+            store_endpoints=self._store,
+            metrics=self._metrics,
+            processes=self._processes,
+            certificates=self._certificates,
+            start_again=self.spawn_again,
         )
 
     async def _start_router(self, name: str, port: int) -> None:
@@ -168,7 +198,7 @@ class _Starter:
             [admin_port] = free_ports(1)
             options += ["--admin-port", str(admin_port)]
             self._admin[name] = f"http://127.0.0.1:{admin_port}"
-        await self._spawn("router", name, *options, *self._shared())
+        await self._spawn("router", name, *options, *self._shared(PeerRole.ROUTER))
         self._endpoints[name] = f"http://127.0.0.1:{port}"
         self._metrics[name] = f"{self._endpoints[name]}/metrics"
 
@@ -189,12 +219,20 @@ class _Starter:
         place = ["--id", name, "--region", region, "--metrics-port", str(metrics_port)]
         pool = ["--kv-pool-bytes", str(self._plan.kv_pool_bytes)]
         hardware = ["--hardware", HARDWARE, "--profile", str(self._profile)] if self._profile is not None else []
-        await self._spawn(command, name, *place, *pool, *hardware, *options, *self._shared())
+        await self._spawn(command, name, *place, *pool, *hardware, *options, *self._shared(PeerRole(command)))
 
-    def _shared(self) -> list[str]:
+    def _shared(self, role: PeerRole) -> list[str]:
         endpoints = [part for endpoint in self._store for part in ("--store-endpoints", endpoint)]
         cluster = ["--cluster-name", self._plan.cluster, "--cluster-pd-region", PD_REGION]
-        return [*endpoints, *cluster, "--log-format", self._plan.log_format]
+        return [*endpoints, *cluster, *self._security(role), "--log-format", self._plan.log_format]
+
+    def _security(self, role: PeerRole) -> list[str]:
+        if self._certificates is None:
+            return []
+        files = dict(zip(("ca", "cert", "key"), map(str, pem_files(self._certificates, role)), strict=True))
+        sections = ["security"] if self._plan.etcd else ["security", "store"]
+        named = [part for section in sections for name, file in files.items() for part in (f"--{section}-{name}", file)]
+        return ["--security-mode", Plane.MTLS.value, *named]
 
     async def _spawn(self, command: str, name: str, *options: str) -> None:
         self._commands[name] = (command, *options)
@@ -250,7 +288,7 @@ async def _ready(cluster: LocalCluster) -> None:
 async def _all_there(cluster: LocalCluster) -> None:
     plan = cluster.plan
     wanted = plan.prefill_workers + len(plan.pd_roles)
-    store = open_store(StoreConfig(endpoints=cluster.store_endpoints))
+    store = open_store(store_of(cluster))
     follower = ClusterFollower(store, plan.cluster, RegionId(PD_REGION))
     following = asyncio.ensure_future(follower.run())
     try:
@@ -262,6 +300,14 @@ async def _all_there(cluster: LocalCluster) -> None:
     for endpoint in cluster.endpoints.values():
         while await _nodes_known_to(endpoint) < wanted:  # noqa: ASYNC110 - another process's state
             await asyncio.sleep(POLL_S)
+
+
+def store_of(cluster: LocalCluster) -> StoreConfig:
+    """How to speak to the cluster's store, as its router does."""
+    if cluster.certificates is None or cluster.plan.etcd:
+        return StoreConfig(endpoints=cluster.store_endpoints)
+    ca, cert, key = map(str, pem_files(cluster.certificates, PeerRole.ROUTER))
+    return StoreConfig(endpoints=cluster.store_endpoints, ca=ca, cert=cert, key=key)
 
 
 def cost_table(model_dir: Path) -> Path | None:

@@ -58,6 +58,7 @@ def described(cluster: LocalCluster) -> dict[str, Any]:
         "processes": {name: process.pid for name, process in cluster.processes.items()},
         "metrics": cluster.metrics,
         "admin": cluster.admin,
+        "certificates": str(cluster.certificates) if cluster.certificates else None,
     }
 
 

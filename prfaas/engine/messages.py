@@ -11,12 +11,16 @@ from prfaas.engine.port import EngineInfo
 
 class Prefill(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Compute tokens 0:`stop` of the prompt. With a `span` every part is written there and announced as it comes to
-    exist; without one the sequence is kept in the engine for a later Decode of the same attempt."""
+    exist; without one the sequence is kept in the engine for a later Decode of the same attempt. With `held`, the first
+    so many tokens of it, which end a chunk, are read from the span `held_span` (of `stop` tokens) instead of computed;
+    PoolRead says when that is no longer needed."""
 
     attempt: str
     prompt: bytes
     stop: int
     span: int | None = None
+    held: int = 0
+    held_span: int | None = None
 
 
 class Decode(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -67,6 +71,8 @@ class PartsReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prefilled(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """`tokens` were computed."""
+
     attempt: str
     tokens: int
     queue_s: float

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from prfaas.cluster import ClusterView, NodeId
-from prfaas.request import AttemptId, FinishReason, Request, Route
+from prfaas.request import NO_PERMIT, AttemptId, FinishReason, Permit, Request, Route
 from prfaas.scheduling.routing import RoutingParams
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ class Reservation:
     kv_address: str
     generation: int
     incarnation: int
+    permit: Permit = NO_PERMIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 Whatever happens, both nodes of every attempt are told to let go of it, in a `finally` that waits for nothing: after the
 last token, after a failure, when the client leaves at any await, and when the generator is closed between two batches.
 Until the first token a failed attempt is followed by another, under a new id and with a reservation of its own;
-afterwards a failure is the client's to see.
+afterwards a failure is the client's to see. Only where the decode node prefills at last, because nobody else could, it
+goes on under the attempt that failed: what has arrived of its KV need not be computed again.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -23,7 +24,7 @@ from prfaas.errors import (
     PrfaasError,
     TransferFailed,
 )
-from prfaas.flows.ports import PrefillReport, ServePorts, TokenBatch
+from prfaas.flows.ports import PrefillReport, Reservation, ServePorts, TokenBatch
 from prfaas.flows.story import Attempt, Ending, Story
 from prfaas.request import TOKEN_BYTES, Matches, Request, Route
 from prfaas.scheduling.routing import RoutingParams, choose, fallback
@@ -65,19 +66,21 @@ async def serve(
 
     Raises the first of the failures when the attempts are used up or no node is left.
     """
+    kept: Reservation | None = None
     failures, arrived = _Failures(), ports.now()
     while True:
         laps = [arrived, ports.now()]
-        route = _route(request, matches, params, ports, failures)
+        route, kept = _route(request, matches, params, ports, failures, kept)
         if not failures.causes:
             ports.routed(request, route)
         laps.append(ports.now())
-        attempt = Attempt(ports.new_attempt(), route)
+        attempt = Attempt(kept.attempt if kept is not None else ports.new_attempt(), route)
         story.attempts.append(attempt)
-        stage, streaming = Ending.DECODE_LOST, False
+        stage, streaming, reservation, kept = Ending.DECODE_LOST, False, kept, None
         try:
-            reserving = ports.reserve(attempt.id, request, route)
-            reservation = await ports.within(params.reserve_timeout_s, "reserve", reserving)
+            if reservation is None:
+                reserving = ports.reserve(attempt.id, request, route)
+                reservation = await ports.within(params.reserve_timeout_s, "reserve", reserving)
             laps.append(ports.now())
 
             stage = Ending.PREFILL_LOST
@@ -107,11 +110,13 @@ async def serve(
             failures.add(error, stage, route)
             if failures.exhaust(params):
                 raise failures.causes[0] from None
+            if stage is Ending.PREFILL_LOST and route.moves_kv and failures.stay(params):
+                kept = reservation
         finally:
             if attempt.ending is Ending.RUNNING:
                 attempt.ending = Ending.CANCELLED
             ports.release(route.prefill, attempt.id)
-            if route.moves_kv:
+            if route.moves_kv and kept is None:
                 ports.release(route.decode, attempt.id)
 
 
@@ -140,17 +145,48 @@ class _Failures:
         unwanted = self.of_prefill and params.on_prefill_failure is OnPrefillFailure.FAIL
         return unwanted or len(self.causes) >= params.max_attempts
 
+    def stay(self, params: ServeParams) -> bool:
+        """Once a prefill has failed, the last attempt depends on nothing but the decode node."""
+        last = len(self.causes) + 1 == params.max_attempts
+        return self.of_room or (self.of_prefill and (last or params.on_prefill_failure is OnPrefillFailure.LOCAL))
 
-def _route(request: Request, matches: Matches, params: ServeParams, ports: ServePorts, failures: _Failures) -> Route:
-    """Once a prefill has failed, the last attempt depends on nothing but the decode node."""
-    last = len(failures.causes) + 1 == params.max_attempts
-    stay = failures.of_room or (failures.of_prefill and (last or params.on_prefill_failure is OnPrefillFailure.LOCAL))
+
+def _route(
+    request: Request,
+    matches: Matches,
+    params: ServeParams,
+    ports: ServePorts,
+    failures: _Failures,
+    kept: Reservation | None,
+) -> tuple[Route, Reservation | None]:
+    """The next route, and the reservation to go on with if it was kept and its node can be had; else it is released."""
+    view, rule = ports.view(), ports.routing()
     try:
-        return (fallback if stay else params.choose)(request, matches, ports.view(), ports.routing(), failures.avoid)
+        if kept is not None and (route := _in_place(request, matches, view, rule, failures, kept)) is not None:
+            return route, kept
+        if kept is not None:
+            ports.release(kept.decode, kept.attempt)
+        decide = fallback if failures.stay(params) else params.choose
+        return decide(request, matches, view, rule, failures.avoid), None
     except (InvalidRequest, PeerUnavailable):
         if failures.causes:
             raise failures.causes[0] from None
         raise
+
+
+def _in_place(
+    request: Request,
+    matches: Matches,
+    view: ClusterView,
+    rule: RoutingParams,
+    failures: _Failures,
+    kept: Reservation,
+) -> Route | None:
+    """On the node that has what has arrived; None when that has left or takes nothing new."""
+    try:
+        return fallback(request, matches, view, rule, failures.avoid | (frozenset(view.decode) - {kept.decode}))
+    except (InvalidRequest, PeerUnavailable):
+        return None
 
 
 def _prefill_timeout_s(request: Request, params: ServeParams) -> float:

@@ -1,15 +1,16 @@
-"""The ports of `flows.control` in a router process."""
+"""The ports of `flows.control` and `flows.pacing` in a router process."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import structlog
 
-from prfaas.cluster import ClusterView, LinkState, Node, NodeId, Plan
+from prfaas.cluster import Budget, ClusterView, LinkState, Node, NodeId, Plan
 from prfaas.errors import PeerUnavailable, StaleEpoch
 from prfaas.flows.control import Pinned
 from prfaas.live.clock import AsyncioClock
 from prfaas.live.demand_report import snapshot_of
 from prfaas.live.steering import Steering
+from prfaas.membership.budgets import BudgetWriter
 from prfaas.membership.direct import publish_plan
 from prfaas.membership.election import Election
 from prfaas.membership.follow import ClusterFollower
@@ -40,6 +41,7 @@ class LiveControlPorts(AsyncioClock):
         self._store, self._cluster, self._router = store, cluster, router
         self._follower, self._election, self._steering = follower, election, steering
         self._bandwidth = bandwidth
+        self._budgets = BudgetWriter(store, cluster, router)
         self._reports: dict[NodeId, float] = {}
         #: The last round of the slow loop that this router held as the leader.
         self.outcome: Proposal | Hold | None = None
@@ -111,3 +113,17 @@ class LiveControlPorts(AsyncioClock):
             log.info("plan_published", epoch=plan.epoch, threshold_tokens=plan.threshold_tokens, reason=plan.reason)
             return True
         return False
+
+    async def allow(self, budgets: Sequence[Budget]) -> Sequence[Budget]:
+        """One after the other: they are few, and small. Of what fails the next round makes a new one."""
+        in_force = []
+        for budget in budgets:
+            try:
+                await self._budgets.publish(budget)
+            except StaleEpoch as error:
+                log.info("budget_of_another", target=budget.target, seen=error.seen, current=error.current)
+            except PeerUnavailable as error:
+                log.warning("budget_not_published", target=budget.target, detail=error.detail)
+            else:
+                in_force.append(budget)
+        return in_force

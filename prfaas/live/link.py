@@ -11,6 +11,7 @@ from typing import Protocol
 
 import grpc
 import msgspec
+import structlog
 
 from prfaas.cluster import ClusterView, Incarnation, Node, NodeId
 from prfaas.errors import PeerUnavailable
@@ -20,6 +21,8 @@ from prfaas.request import AttemptId
 from prfaas.rpc.translate import MAX_MESSAGE_BYTES, unpack_description
 from prfaas.rpc.v1 import worker_pb2 as pb
 from prfaas.rpc.v1.worker_pb2_grpc import WorkerStub
+
+log = structlog.get_logger()
 
 ChannelOptions = Sequence[tuple[str, int]]
 ChannelFactory = Callable[[str, ChannelOptions], grpc.aio.Channel]
@@ -132,8 +135,10 @@ class GrpcTokenLink:
             return
         pause_s = min(self._params.backoff_s * 2**self._failures, self._params.max_backoff_s)
         self._failures += 1
+        self._counters.failed_connections += 1
         self._not_before = asyncio.get_running_loop().time() + pause_s
         self._last_error = error.detail if isinstance(error, PeerUnavailable) else repr(error)
+        log.warning("no link to a worker", node=self.node, address=self.address, detail=self._last_error)
 
     async def _dial(self) -> LinkStream:
         """A channel to the worker that is meant, not to whoever has its address now."""
@@ -157,10 +162,11 @@ class GrpcTokenLink:
         return LinkStream(self.node, channel, self._counters)
 
     async def _ready(self, channel: grpc.aio.Channel) -> None:
-        """gRPC would go on trying behind our back; we want to know at once that nobody listens."""
+        """Connected, or refused for a reason that the next call says at once. gRPC would go on trying behind our
+        back."""
         while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
             if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                raise PeerUnavailable(self.node, f"{self.address} refused the connection")
+                return
             await channel.wait_for_state_change(state)
 
 

@@ -31,6 +31,7 @@ class LinkCounters:
     """Totals over all links that share it. `late_events` belong to attempts that were released or never known here."""
 
     connections: int = 0
+    failed_connections: int = 0
     commands: int = 0
     messages_sent: int = 0
     events: int = 0

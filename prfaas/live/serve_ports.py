@@ -99,6 +99,7 @@ class LiveServePorts:
             kv_address=reserved.kv_address,
             generation=reserved.generation,
             incarnation=reserved.incarnation,
+            permit=reserved.permit,
         )
 
     async def prefill(
@@ -166,6 +167,7 @@ class LiveServePorts:
             kv_address=reservation.kv_address,
             generation=reservation.generation,
             region=self._node(reservation.decode).region,
+            permit=reservation.permit,
         )
 
     async def _leg(self, node: NodeId, attempt: AttemptId, request: Request) -> Leg:

@@ -122,12 +122,18 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EgressRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node sends to one other region."""
+    """What a node sends to one other region. Who writes no round trip and no retransmissions does not know them."""
 
     region: str
     queued_bytes: int = 0
     sent_bytes_per_s: float = 0.0
     backlogged_bytes_per_s: float | None = None
+    rtt_s: float | None = None
+    retransmitted_bytes_per_s: float | None = None
+    queue_age_s: float = 0.0
+    unsent_bytes: int = 0
+    lanes: int = 0
+    congestion: str = ""
 
     @classmethod
     def of(cls, egress: Egress) -> Self:
@@ -136,10 +142,27 @@ class EgressRecord(msgspec.Struct, frozen=True, kw_only=True):
             queued_bytes=egress.queued_bytes,
             sent_bytes_per_s=round(egress.sent_bytes_per_s, 1),
             backlogged_bytes_per_s=egress.backlogged_bytes_per_s and round(egress.backlogged_bytes_per_s, 1),
+            rtt_s=egress.rtt_s and round(egress.rtt_s, 6),
+            retransmitted_bytes_per_s=egress.retransmitted_bytes_per_s and round(egress.retransmitted_bytes_per_s, 1),
+            queue_age_s=round(egress.queue_age_s, 3),
+            unsent_bytes=egress.unsent_bytes,
+            lanes=egress.lanes,
+            congestion=egress.congestion,
         )
 
     def to_egress(self) -> Egress:
-        return Egress(RegionId(self.region), self.queued_bytes, self.sent_bytes_per_s, self.backlogged_bytes_per_s)
+        return Egress(
+            region=RegionId(self.region),
+            queued_bytes=self.queued_bytes,
+            sent_bytes_per_s=self.sent_bytes_per_s,
+            backlogged_bytes_per_s=self.backlogged_bytes_per_s,
+            rtt_s=self.rtt_s,
+            retransmitted_bytes_per_s=self.retransmitted_bytes_per_s,
+            queue_age_s=self.queue_age_s,
+            unsent_bytes=self.unsent_bytes,
+            lanes=self.lanes,
+            congestion=self.congestion,
+        )
 
 
 @dataclass(frozen=True, slots=True)

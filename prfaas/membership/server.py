@@ -31,10 +31,12 @@ _OPTIONS: list[tuple[str, Any]] = [
 
 
 class EmbeddedStoreServer:
-    """Port 0 takes a free one; `port` says which after `start`."""
+    """Port 0 takes a free one; `port` says which after `start`. Without credentials it speaks in plain."""
 
-    def __init__(self, store: MemoryStore, host: str, port: int) -> None:
-        self._store = store
+    def __init__(
+        self, store: MemoryStore, host: str, port: int, credentials: grpc.ServerCredentials | None = None
+    ) -> None:
+        self._store, self._credentials = store, credentials
         self._host = host
         self.port = port
         self._server: grpc.aio.Server | None = None
@@ -47,7 +49,10 @@ class EmbeddedStoreServer:
         """Raises RuntimeError when the address cannot be had."""
         self._server = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((self._kv(), self._lease(), self._watch()))
-        self.port = self._server.add_insecure_port(self.endpoint)
+        if self._credentials is None:
+            self.port = self._server.add_insecure_port(self.endpoint)
+        else:
+            self.port = self._server.add_secure_port(self.endpoint, self._credentials)
         await self._server.start()
 
     async def stop(self) -> None:

@@ -75,11 +75,28 @@ class EngineClient:
         on_parts: Callable[[tuple[int, ...]], None],
     ) -> messages.Prefilled:
         """Compute tokens 0:stop; `on_parts` is called as parts come to exist in the span."""
-        with self._ordered(messages.Prefill(attempt=attempt, prompt=prompt, stop=stop, span=span)) as events:
+        return await self._prefill(
+            messages.Prefill(attempt=attempt, prompt=prompt, stop=stop, span=span), on_parts, _ignore
+        )
+
+    async def take_up(
+        self, attempt: AttemptId, prompt: bytes, stop: int, held: int, span: int, on_read: Callable[[], None]
+    ) -> messages.Prefilled:
+        """Compute tokens held:stop of a sequence that stays in the engine; the first ones are read from the span, and
+        `on_read` is called when that has been done."""
+        command = messages.Prefill(attempt=attempt, prompt=prompt, stop=stop, held=held, held_span=span)
+        return await self._prefill(command, _ignore, on_read)
+
+    async def _prefill(
+        self, command: messages.Prefill, on_parts: Callable[[tuple[int, ...]], None], on_read: Callable[[], None]
+    ) -> messages.Prefilled:
+        with self._ordered(command) as events:
             while True:
                 match await events.get():
                     case messages.PartsReady(parts=parts):
                         on_parts(parts)
+                    case messages.PoolRead():
+                        on_read()
                     case messages.Prefilled() as done:
                         return done
                     case messages.Failed(detail=detail):
@@ -130,3 +147,7 @@ class EngineClient:
             yield queue
         finally:
             del self._waiting[command.attempt]
+
+
+def _ignore(*_: object) -> None:
+    """What does not come, or does not matter."""

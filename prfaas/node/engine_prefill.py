@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from prfaas.engine.messages import PartsReady, Prefill, Prefilled
+from prfaas.engine.messages import PartsReady, PoolRead, Prefill, Prefilled
 from prfaas.engine.port import Cache
 from prfaas.kvcache.layout import Part, chunk_ends
 from prfaas.node.engine_workbench import Workbench, tokens_between
@@ -28,7 +28,7 @@ class Prefilling:
 
     @property
     def remaining_tokens(self) -> int:
-        return self.command.stop - self.cache.tokens
+        return self.command.stop - max(self.command.held, self.cache.tokens)
 
 
 class PrefillQueue:
@@ -56,7 +56,8 @@ class PrefillQueue:
         return [*self._queue, *self.kept]
 
     def add(self, command: Prefill, arrived_s: float) -> None:
-        ends = iter(chunk_ends(command.stop, self._bench.engine.info.chunk_tokens))
+        chunk_tokens = self._bench.engine.info.chunk_tokens
+        ends = (end for end in chunk_ends(command.stop, chunk_tokens) if end > command.held)
         self._queue[command.attempt] = Prefilling(command, arrived_s, self._bench.engine.new_cache(), ends)
 
     def forget(self, attempt: str) -> None:
@@ -76,7 +77,7 @@ class PrefillQueue:
     def check(self) -> None:
         for place, each in enumerate(self._queue.values()):
             assert each.started_s is None or place == 0, "only the oldest is under way"
-            assert (each.started_s is None) == (each.cache.tokens == 0)
+            assert each.cache.tokens == 0 if each.started_s is None else each.cache.tokens > 0
             assert each.cache.tokens < max(each.command.stop, 1), "a finished prefill is still queued"
 
     def _compute(self, each: Prefilling) -> None:
@@ -84,6 +85,7 @@ class PrefillQueue:
         if each.started_s is None:
             each.started_s = started_s
             each.parts = self._parts(command)
+            self._take_up(each)
         if not each.remaining_tokens:
             return
         start, end = each.cache.tokens, next(each.ends)
@@ -91,6 +93,14 @@ class PrefillQueue:
         bench.engine.prefill(each.cache, tokens_between(command.prompt, start, end), hook)
         self.forwarded_tokens += end - start
         self.busy_s += bench.now() - started_s
+
+    def _take_up(self, each: Prefilling) -> None:
+        """What is there already."""
+        command, bench = each.command, self._bench
+        if command.held_span is not None and command.held:
+            span, parts = command.held_span, bench.engine.info.layout.prefix(command.stop, command.held)
+            each.cache = bench.engine.restore(command.held, ((part, bench.memory(span, part)) for part in parts))
+            bench.emit(PoolRead(command.attempt))
 
     def _parts(self, command: Prefill) -> dict[tuple[int, int], list[Part]]:
         info, groups = self._bench.engine.info, dict[tuple[int, int], list[Part]]()
@@ -118,7 +128,7 @@ class PrefillQueue:
         self._bench.emit(
             Prefilled(
                 attempt=attempt,
-                tokens=each.command.stop,
+                tokens=each.command.stop - each.command.held,
                 queue_s=started_s - each.arrived_s,
                 compute_s=self._bench.now() - started_s,
             )

@@ -7,7 +7,7 @@ stream, because the stream carries everybody's requests.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Protocol
 
 import grpc
@@ -17,6 +17,8 @@ from grpc_reflection.v1alpha import reflection
 from prfaas.errors import InvalidRequest
 from prfaas.request import AttemptId
 from prfaas.rpc.commands import Cancel, Command, Event, Failed, WorkerDescription
+from prfaas.rpc.gate import FIRST_CALL_S, Gate
+from prfaas.rpc.identity import Identity
 from prfaas.rpc.translate import (
     ATTEMPT_BYTES,
     MAX_MESSAGE_BYTES,
@@ -28,6 +30,7 @@ from prfaas.rpc.translate import (
 )
 from prfaas.rpc.v1 import worker_pb2 as pb
 from prfaas.rpc.v1 import worker_pb2_grpc
+from prfaas.security import PeerRole, Refusal
 
 #: Events that wait because the router does not read: more than all that is admitted produces while it is briefly busy.
 MAX_WAITING_EVENTS = 1 << 16
@@ -147,11 +150,17 @@ def _handle(message: pb.Command, session: RuntimeSession, outbox: Outbox) -> Non
 
 
 class WorkerServer:
-    """The gRPC server of a worker. Not serving until it is told so."""
+    """The gRPC server of a worker. Not serving until it is told so. In plain it refuses nobody."""
 
-    def __init__(self, server: grpc.aio.Server, statuses: health.aio.HealthServicer, port: int) -> None:
-        self._server, self._statuses = server, statuses
+    def __init__(
+        self, server: grpc.aio.Server, statuses: health.aio.HealthServicer, port: int, gate: Gate | None
+    ) -> None:
+        self._server, self._statuses, self._gate = server, statuses, gate
         self.port = port
+
+    @property
+    def refused(self) -> Mapping[Refusal, int]:
+        return self._gate.refused if self._gate is not None else {}
 
     async def set_serving(self, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
@@ -163,21 +172,42 @@ class WorkerServer:
         await self._server.stop(grace_s)
 
 
-async def serve_worker(runtime: Runtime, host: str, port: int) -> WorkerServer:
-    """Listens on `host:port` (port 0: any) and returns once connections are accepted. Raises OSError when it cannot."""
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+async def serve_worker(
+    runtime: Runtime,
+    host: str,
+    port: int,
+    identity: Identity | None = None,
+    *,
+    first_call_s: float = FIRST_CALL_S,
+) -> WorkerServer:
+    """Listens on `host:port` (port 0: any) and returns once connections are accepted. With an identity only routers may
+    link, and a connection without a call for `first_call_s` counts as refused. Raises OSError when it cannot listen."""
+    gate = Gate(_callers(identity.role), first_call_s) if identity is not None else None
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[gate] if gate is not None else [])
     worker_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(runtime), server)
     statuses = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
     reflection.enable_server_reflection((_service_name(), health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        if identity is None or gate is None:
+            bound = server.add_insecure_port(f"{host}:{port}")
+        else:
+            bound = server.add_secure_port(f"{host}:{port}", identity.server_credentials(gate.begun))
     except RuntimeError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error}") from error
-    worker = WorkerServer(server, statuses, bound)
+    worker = WorkerServer(server, statuses, bound, gate)
     await worker.set_serving(False)
     await server.start()
     return worker
+
+
+def _callers(own: PeerRole) -> dict[str, frozenset[PeerRole]]:
+    """A worker describes itself to itself, too: that is how it checks its advertised address."""
+    service = _service_name()
+    return {
+        f"/{service}/Link": frozenset({PeerRole.ROUTER}),
+        f"/{service}/Describe": frozenset({PeerRole.ROUTER, own}),
+    }
 
 
 def _service_name() -> str:

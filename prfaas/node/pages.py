@@ -1,25 +1,36 @@
 """A worker's `/metrics`, `/live` and `/ready`."""
 
 import asyncio
+import math
+from collections.abc import Iterable
 
 from prfaas.cluster import Role
 from prfaas.flows.convert_role import Phase, Standing
 from prfaas.node.engine_client import EngineClient
+from prfaas.node.link_server import WorkerServer
 from prfaas.node.pump_client import PumpClient
 from prfaas.node.worker import Worker
 from prfaas.observe import names
 from prfaas.observe.http import TEXT, serve_text
 from prfaas.observe.metrics import CONTENT_TYPE, Metrics
+from prfaas.rpc.identity import Identity
 
 
 class WorkerPages:
-    """The gauges are read off when they are asked for; the counters follow those of engine and pump."""
+    """The gauges are read off when they are asked for; the counters follow those of engine and pump. `regions` are the
+    ones that KV may go to or come from, as far as that is known at the start."""
 
-    def __init__(self, worker: Worker, engine: EngineClient, pump: PumpClient) -> None:
+    def __init__(self, worker: Worker, engine: EngineClient, pump: PumpClient, regions: Iterable[str] = ()) -> None:
         self._worker, self.engine, self.pump = worker, engine, pump
-        self._metrics = Metrics(names.WORKER)
+        known = sorted(set(regions))
+        self._metrics = Metrics(names.WORKER, {names.PEER_REGION.name: known})
+        for region in known:
+            self._metrics.set(names.KV_RTT, math.nan, peer_region=region)
+            self._metrics.set(names.KV_ALLOWED, math.inf, peer_region=region)
         self.role = Role.MIXED
         self.ready = False
+        self._server: WorkerServer | None = None
+        self._identity: Identity | None = None
         self._epoch = 0
         self._phase = Phase.SERVING
 
@@ -27,6 +38,10 @@ class WorkerPages:
         self.role, self._epoch, self._phase = standing.assignment.role, standing.assignment.epoch, standing.phase
         if standing.phase is Phase.CONVERTING:
             self._metrics.add(names.ROLE_CHANGES)
+
+    def secured(self, server: WorkerServer, identity: Identity | None) -> None:
+        """Whom it turns away, and how long it will be let in itself."""
+        self._server, self._identity = server, identity
 
     def refused_plan(self) -> None:
         self._metrics.add(names.REFUSED_PLANS)
@@ -39,25 +54,49 @@ class WorkerPages:
         return (200, TEXT, b"ready\n") if usable else (503, TEXT, b"not ready\n")
 
     def _scrape(self) -> tuple[int, str, bytes]:
-        metrics, engine, pump, admission = self._metrics, self.engine.load, self.pump.load, self._worker.admission
+        metrics, engine, admission = self._metrics, self.engine.load, self._worker.admission
         metrics.follow(names.ENGINE_PREFILL_TOKENS, engine.prefill_tokens_total)
         metrics.follow(names.DECODE_FORWARDED_TOKENS, engine.decode_forwarded_tokens_total)
         metrics.set(names.ACTIVE_SEQUENCES, engine.active_sequences)
         metrics.set(names.QUEUED_PREFILL_TOKENS, admission.prefill_tokens)
         metrics.set(names.KEPT_SEQUENCES, engine.kept_sequences)
-        metrics.set(names.KV_FREE_BYTES, pump.free_bytes)
-        metrics.set(names.KV_SPANS, pump.spans)
-        metrics.follow(names.KV_SENT_BYTES, pump.sent_bytes_total)
-        metrics.follow(names.KV_RECEIVED_BYTES, pump.received_bytes_total)
-        metrics.follow(names.KV_REFUSED_FRAMES, pump.refused_frames_total)
-        metrics.follow(names.KV_FAILED_TRANSFERS, pump.failed_transfers_total)
+        self._read_pump()
         metrics.set(names.RESERVATIONS, self._worker.attempts)
         metrics.follow(names.ADMISSION_REFUSED, admission.refused)
         metrics.set(names.SESSIONS, self._worker.sessions)
         metrics.choose(names.WORKER_ROLE, self.role.value)
         metrics.choose(names.WORKER_PHASE, self._phase.value)
         metrics.set(names.PLAN_EPOCH, self._epoch)
+        for refusal, count in (self._server.refused if self._server is not None else {}).items():
+            metrics.follow(names.RPC_REFUSED, count, reason=refusal.value)
+        metrics.set(names.CERTIFICATE_VALID, self._identity.valid_s if self._identity is not None else math.inf)
         return 200, CONTENT_TYPE, metrics.exposition()
+
+    def _read_pump(self) -> None:
+        metrics, load = self._metrics, self.pump.load
+        metrics.set(names.KV_FREE_BYTES, load.free_bytes)
+        metrics.set(names.KV_TOTAL_BYTES, load.total_bytes)
+        metrics.set(names.KV_SPANS, load.spans)
+        metrics.set(names.KV_CONNECTIONS, load.connections)
+        metrics.follow(names.KV_RESENT_BYTES, self.pump.resent_bytes)
+        for region, nbytes in self.pump.received.items():
+            metrics.follow(names.KV_RECEIVED_BYTES, nbytes, peer_region=region)
+        metrics.follow(names.KV_REFUSED_FRAMES, load.refused_frames_total)
+        for cause, count in load.refused.items():
+            metrics.follow(names.KV_REFUSED, count, cause=cause)
+        for cause, count in self.pump.failed.items():
+            metrics.follow(names.KV_FAILED_TRANSFERS, count, cause=cause)
+        for region, allowed in self.pump.allowed.items():
+            metrics.set(names.KV_ALLOWED, allowed, peer_region=region)
+        for egress in load.egress:
+            region = egress.region
+            metrics.follow(names.KV_SENT_BYTES, egress.sent_bytes, peer_region=region)
+            metrics.follow(names.KV_RETRANSMITTED_BYTES, egress.retransmitted_bytes, peer_region=region)
+            metrics.set(names.KV_QUEUED_BYTES, egress.queued_bytes, peer_region=region)
+            metrics.set(names.KV_UNSENT_BYTES, egress.unsent_bytes, peer_region=region)
+            metrics.set(names.KV_QUEUE_AGE, egress.queue_age_s, peer_region=region)
+            metrics.set(names.KV_RTT, math.nan if egress.rtt_s is None else egress.rtt_s, peer_region=region)
+            metrics.set(names.KV_LANES, egress.lanes, peer_region=region)
 
 
 def _live() -> tuple[int, str, bytes]:

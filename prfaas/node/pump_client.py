@@ -1,6 +1,8 @@
 """The node's end of its pump process: spans and transfers, by attempt."""
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
 
@@ -8,6 +10,7 @@ from prfaas.errors import KV_ROOM, ConfigError, Overloaded, PeerUnavailable, Tra
 from prfaas.ipc import AsyncChannel
 from prfaas.node.answers import Pulse, answered
 from prfaas.request import AttemptId
+from prfaas.transfer.frames import Cause
 from prfaas.transfer.pump import messages
 
 T = TypeVar("T")
@@ -30,7 +33,12 @@ SILENCE_S = 10.0
 
 
 class PumpClient:
-    """Futures by attempt: at most one reservation and one transfer each."""
+    """Futures by attempt: at most one reservation and one transfer each.
+
+    `load` is what the pump last reported, `allowed` what may leave for a region where the leader says so. Beside that
+    the client counts what only shows at the end of a transfer: bytes `received`, by the region they came from; bytes of
+    those delivered that were `resent`; transfers `failed`, by cause.
+    """
 
     def __init__(self, node: str, channel: AsyncChannel[messages.Event]) -> None:
         self._node, self._channel = node, channel
@@ -39,7 +47,13 @@ class PumpClient:
         self._released: dict[str, asyncio.Future[None]] = {}
         self._probed: dict[str, asyncio.Future[int | None]] = {}
         self._port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._sources: dict[str, str] = {}
+        self._tokens: dict[str, int] = {}
         self.load = _EMPTY
+        self.allowed: dict[str, float] = {}
+        self.received: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        self.resent_bytes = 0
         self.pulse = Pulse(f"pump of {node}")
 
     async def start(self, command: messages.Start) -> int:
@@ -67,29 +81,52 @@ class PumpClient:
             case messages.Refused():
                 refusal = Overloaded(KV_ROOM)
                 _reject(self._reserved.pop(event.attempt, None), refusal)
-            case messages.Sent() | messages.Received():
+            case messages.Sent():
+                self.resent_bytes += event.resent_bytes
+                _resolve(self._moved.get(event.attempt), event)
+            case messages.Received():
+                self.received[self._sources.pop(event.attempt, "")] += event.payload_bytes
                 _resolve(self._moved.get(event.attempt), event)
             case messages.TransferLost():
-                lost = TransferFailed(event.attempt, event.cause, event.detail)
+                self.failed[event.cause] += event.cause != Cause.ABORTED.value
+                lost = TransferFailed(event.attempt, event.cause, event.detail, event.boundary_tokens)
                 _reject(self._moved.get(event.attempt), lost)
             case messages.Released():
                 _resolve(self._released.pop(event.attempt, None), None)
             case messages.Probed():
                 _resolve(self._probed.pop(event.address, None), event.incarnation)
 
-    async def reserve(self, attempt: AttemptId, tokens: int, ttl_s: float, *, receive: bool) -> messages.Reserved:
-        """A span for `tokens` tokens; with `receive`, `moved` awaits the transfer into it. Raises Overloaded."""
+    async def reserve(
+        self,
+        attempt: AttemptId,
+        tokens: int,
+        ttl_s: float,
+        *,
+        receive: bool,
+        source: str = "",
+        source_region: str = "",
+    ) -> messages.Reserved:
+        """A span for `tokens` tokens; with `receive`, `moved` awaits the transfer into it, which only the node `source`
+        may begin. Raises Overloaded."""
         future: asyncio.Future[messages.Reserved] = asyncio.get_running_loop().create_future()
         self._reserved[attempt] = future
         if receive:
+            self._sources[attempt], self._tokens[attempt] = source_region, tokens
             self._moved[attempt] = asyncio.get_running_loop().create_future()
-        self._channel.send(messages.Reserve(attempt=attempt, tokens=tokens, ttl_s=ttl_s, receive=receive))
+        self._channel.send(
+            messages.Reserve(attempt=attempt, tokens=tokens, ttl_s=ttl_s, receive=receive, source=source)
+        )
         return await self._answered(future)
 
     def send(self, command: messages.Send) -> None:
         """Begin to push the attempt's span; `moved` waits for the end."""
         self._moved[command.attempt] = asyncio.get_running_loop().create_future()
         self._channel.send(command)
+
+    def allow(self, region: str, bytes_per_s: float | None) -> None:
+        """How much may leave for a region from now on; None: as much as the line takes."""
+        self.allowed[region] = math.inf if bytes_per_s is None else bytes_per_s
+        self._channel.send(messages.Allow(region, bytes_per_s))
 
     def parts_ready(self, attempt: AttemptId, parts: Iterable[int]) -> None:
         self._channel.send(messages.PartsReady(attempt, tuple(parts)))
@@ -98,8 +135,20 @@ class PumpClient:
         """The transfer of the attempt, complete and checked. Raises TransferFailed."""
         return await asyncio.shield(self._moved[attempt])
 
+    async def stopped(self, attempt: AttemptId) -> int:
+        """Let no more of an incoming transfer in. How many tokens of the span have arrived and were checked; nothing
+        touches them any more."""
+        self._channel.send(messages.Stop(attempt))
+        try:
+            await self._answered(asyncio.shield(self._moved[attempt]))
+        except TransferFailed as lost:
+            return lost.boundary_tokens
+        return self._tokens[attempt]
+
     async def release(self, attempt: AttemptId) -> None:
         """End the attempt's transfer and give its span back; when this returns nothing touches the span. Idempotent."""
+        self._sources.pop(attempt, None)
+        self._tokens.pop(attempt, None)
         if moved := self._moved.pop(attempt, None):
             _reject(moved, TransferFailed(attempt, "released"))
         future = self._released.get(attempt)

@@ -18,6 +18,8 @@ from prfaas.config import Config
 from prfaas.engine.port import EngineInfo
 from prfaas.errors import ConfigError
 from prfaas.flows.convert_role import Assignment
+from prfaas.identities import open_identity
+from prfaas.membership.follow_budget import BudgetFollower
 from prfaas.membership.follow_plan import PlanFollower
 from prfaas.membership.registration import Registration
 from prfaas.node.admission import Admission, Limits
@@ -33,6 +35,8 @@ from prfaas.node.tenure import Place
 from prfaas.node.worker import Worker
 from prfaas.process import StopSignals
 from prfaas.profiles import load_profile
+from prfaas.rpc.identity import Identity
+from prfaas.security import protection, role_of
 from prfaas.stores import open_store
 from prfaas.transfer.frames import WIRE
 from prfaas.transfer.pump.messages import Start
@@ -61,6 +65,7 @@ async def run_worker(
     for name in ("id", "region", "model_dir"):
         if not getattr(own, name):
             raise ConfigError(f"worker.{name}", "is required")
+    identity = open_identity(config.security, role_of(kind))
     stop = StopSignals()
     try:
         async with children(Path(own.model_dir), config.kv.pool_bytes) as (engine_child, pump_child):
@@ -77,8 +82,8 @@ async def run_worker(
                 info = await engine.info()
                 place = await _start_pump(config, info, pump)
                 worker = Worker(place, info, engine, pump, Admission(limits), group.create_task)
-                pages = WorkerPages(worker, engine, pump)
-                await _serve(config, kind, worker, runtime(worker), pages, stop, group, role_story)
+                pages = WorkerPages(worker, engine, pump, _regions(config))
+                await _serve(config, kind, worker, runtime(worker), pages, stop, group, role_story, identity)
                 for task in crew:
                     task.cancel()
     except asyncio.CancelledError:
@@ -99,6 +104,11 @@ async def _start_pump(config: Config, info: EngineInfo, pump: PumpClient) -> Pla
             listen_port=config.kv.port,
             no_progress_s=config.kv.no_progress_s,
             connect_s=config.kv.connect_s,
+            integrity=protection(config.security.mode, config.security.kv).value,
+            congestion=config.kv.congestion,
+            min_lanes=config.kv.min_lanes,
+            max_lanes=config.kv.max_lanes,
+            lane_idle_s=config.kv.lane_idle_s,
         )
     )
     addresses = {"": f"{config.kv.host}:{port}"} | config.kv.advertise
@@ -114,17 +124,19 @@ async def _serve(
     stop: StopSignals,
     group: asyncio.TaskGroup,
     role_story: RoleStory | None,
+    identity: Identity | None,
 ) -> None:
     own = config.worker
     async with AsyncExitStack() as stack:
         with _listening("worker.rpc_port"):
-            server = await serve_worker(runtime, own.rpc_host, own.rpc_port)
+            server = await serve_worker(runtime, own.rpc_host, own.rpc_port, identity)
+        pages.secured(server, identity)
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         with _listening("worker.metrics_port"):
             pages_server = await pages.serve(own.metrics_host, own.metrics_port)
         await stack.enter_async_context(pages_server)
         node = _node(config, kind, worker, server.port)
-        await check_addresses(node, pages.pump)
+        await check_addresses(node, pages.pump, identity=identity)
         await server.set_serving(True)
         pages.role, pages.ready = node.role, True
         store = open_store(config.store)
@@ -138,6 +150,8 @@ async def _serve(
         stack.push_async_callback(_end, registering)
         plans = PlanFollower(store, config.cluster.name, node.id, node.incarnation, worker.hold)
         stack.push_async_callback(_end, group.create_task(plans.run(), name="plan"))
+        budgets = BudgetFollower(store, config.cluster.name, node.region, node.id, pages.pump.allow)
+        stack.push_async_callback(_end, group.create_task(budgets.run(), name="budgets"))
         if role_story is not None:
             seat = RoleSeat(
                 worker,
@@ -157,6 +171,11 @@ async def _serve(
         await stop.wait()
         await server.set_serving(False)
         await worker.drain(own.drain_timeout_s)
+
+
+def _regions(config: Config) -> set[str]:
+    """With which KV may be exchanged, as far as the configuration says."""
+    return {config.cluster.pd_region, config.worker.region, *config.kv.advertise} - {""}
 
 
 def _start(config: Config, kind: NodeKind) -> Assignment:

@@ -13,9 +13,11 @@ import structlog
 from prfaas.cluster import Incarnation, Node
 from prfaas.errors import ConfigError
 from prfaas.node.pump_client import PumpClient
+from prfaas.rpc.identity import Identity, dial
 from prfaas.rpc.translate import unpack_description
 from prfaas.rpc.v1 import worker_pb2 as pb
 from prfaas.rpc.v1.worker_pb2_grpc import WorkerStub
+from prfaas.security import role_of
 
 #: Relays and load balancers in front of a worker may start later than it does.
 PATIENCE_S = 60.0
@@ -27,10 +29,12 @@ Ask = Callable[[], Awaitable[Incarnation | None]]
 log = structlog.get_logger()
 
 
-async def check_addresses(node: Node, pump: PumpClient, patience_s: float = PATIENCE_S) -> None:
+async def check_addresses(
+    node: Node, pump: PumpClient, patience_s: float = PATIENCE_S, identity: Identity | None = None
+) -> None:
     """Returns when all addresses lead here. Raises ConfigError naming the one that does not."""
     checks: dict[str, tuple[str, Ask]] = {
-        "worker.rpc_advertise": (node.rpc_address, lambda: _who_answers(node.rpc_address))
+        "worker.rpc_advertise": (node.rpc_address, lambda: _who_answers(node, identity))
     }
     for region, address in node.kv_addresses.items():
         checks[f"kv.advertise[{region!r}]"] = (address, _kv_probe(pump, address))
@@ -61,8 +65,8 @@ def _kv_probe(pump: PumpClient, address: str) -> Ask:
     return ask
 
 
-async def _who_answers(address: str) -> Incarnation | None:
-    async with grpc.aio.insecure_channel(address) as channel:
+async def _who_answers(node: Node, identity: Identity | None) -> Incarnation | None:
+    async with dial(identity, role_of(node.kind), node.rpc_address) as channel:
         try:
             answer = await WorkerStub(channel).Describe(pb.DescribeRequest(), timeout=TRY_S)
         except grpc.aio.AioRpcError:

@@ -1,6 +1,7 @@
 """What a worker measures about itself: its load, and rates since its last report out of the counters of engine and
 pump."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,6 +16,11 @@ from prfaas.transfer.pump.messages import Egress as Counters
 #: A backlog shorter than this, within one report, says nothing about the line.
 LEAST_BACKLOG_S = 0.05
 
+#: Under an allowance the line is what holds back only who gets less of it than this while his bytes wait for so long:
+#: lanes that take turns do not use up all of theirs.
+ALLOWANCE_USED = 0.8
+LASTING_S = 0.5
+
 _NOTHING = Counters(region="", queued_bytes=0, sent_bytes=0, backlogged_bytes=0, backlogged_s=0.0)
 
 
@@ -25,6 +31,7 @@ class Telemetry:
         self._worker, self._engine, self._pump, self._now = worker, engine, pump, now
         self._at = now()
         self._sent: dict[str, Counters] = {}
+        self._allowed: dict[str, float] = {}
         self._prefill_busy_s = 0.0
 
     def measure(self) -> Measured:
@@ -37,12 +44,39 @@ class Telemetry:
                 egress=self._egress(elapsed_s),
                 prefill_busy_ratio=self._prefill_busy(elapsed_s),
                 decode_busy_ratio=min(1.0, load.decoding / load.max_batch) if load.max_batch else None,
-            )
+            ),
+            self._counters(),
         )
 
     def _egress(self, elapsed_s: float) -> tuple[Egress, ...]:
         before, self._sent = self._sent, {each.region: each for each in self._pump.load.egress}
-        return tuple(rates(before.get(region, _NOTHING), after, elapsed_s) for region, after in self._sent.items())
+        allowed, self._allowed = self._allowed, dict(self._pump.allowed)
+        return tuple(
+            rates(
+                before.get(region, _NOTHING),
+                after,
+                elapsed_s,
+                min(allowed.get(region, math.inf), self._allowed.get(region, math.inf)),
+            )
+            for region, after in self._sent.items()
+        )
+
+    def _counters(self) -> dict[str, int]:
+        """Since the start; what was refused or failed also by cause."""
+        pump = self._pump.load
+        totals = {
+            "prefill_tokens": self._engine.load.prefill_tokens_total,
+            "decode_forwarded_tokens": self._engine.load.decode_forwarded_tokens_total,
+            "kv_sent_bytes": pump.sent_bytes_total,
+            "kv_resent_bytes": self._pump.resent_bytes,
+            "kv_retransmitted_bytes": sum(each.retransmitted_bytes for each in pump.egress),
+            "kv_received_bytes": pump.received_bytes_total,
+            "kv_refused_frames": pump.refused_frames_total,
+            "kv_failed_transfers": pump.failed_transfers_total,
+        }
+        refused = {f"kv_refused_frames_{cause}": count for cause, count in pump.refused.items()}
+        failed = {f"kv_failed_transfers_{cause}": count for cause, count in self._pump.failed.items()}
+        return totals | refused | failed
 
     def _prefill_busy(self, elapsed_s: float) -> float | None:
         """Of the node's share of time for prefill. What decode leaves to prefill beyond that does not count."""
@@ -52,13 +86,25 @@ class Telemetry:
         return min(1.0, max(0.0, worked_s) / own_s) if own_s > 0 else None
 
 
-def rates(before: Counters, after: Counters, elapsed_s: float) -> Egress:
-    """What was sent to one region between two readings."""
+def rates(before: Counters, after: Counters, elapsed_s: float, allowed: float = math.inf) -> Egress:
+    """What was sent to one region between two readings, when no more than `allowed` bytes per second might be. A
+    backlog that waited for its allowance says nothing about the line."""
+    free = math.isinf(allowed)
     backlogged_s = after.backlogged_s - before.backlogged_s
     backlogged_bytes = after.backlogged_bytes - before.backlogged_bytes
+    goodput = backlogged_bytes / backlogged_s if backlogged_s >= LEAST_BACKLOG_S else None
+    by_the_line = after.queue_age_s >= LASTING_S and goodput is not None and goodput < ALLOWANCE_USED * allowed
     return Egress(
         region=RegionId(after.region),
         queued_bytes=after.queued_bytes,
         sent_bytes_per_s=(after.sent_bytes - before.sent_bytes) / elapsed_s if elapsed_s > 0 else 0.0,
-        backlogged_bytes_per_s=backlogged_bytes / backlogged_s if backlogged_s >= LEAST_BACKLOG_S else None,
+        backlogged_bytes_per_s=goodput if free or by_the_line else None,
+        rtt_s=after.rtt_s,
+        retransmitted_bytes_per_s=(after.retransmitted_bytes - before.retransmitted_bytes) / elapsed_s
+        if elapsed_s > 0
+        else None,
+        queue_age_s=after.queue_age_s,
+        unsent_bytes=after.unsent_bytes,
+        lanes=after.lanes,
+        congestion=after.congestion,
     )

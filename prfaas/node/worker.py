@@ -20,7 +20,7 @@ from prfaas.node.admission import Admission
 from prfaas.node.engine_client import CANCEL_DEADLINE_S, EngineClient
 from prfaas.node.pump_client import PumpClient
 from prfaas.node.tenure import Place, Tenure, WorkerSession
-from prfaas.request import TOKEN_BYTES, AttemptId, FinishReason
+from prfaas.request import NO_PERMIT, TOKEN_BYTES, AttemptId, FinishReason, Permit
 from prfaas.rpc.commands import (
     Cancel,
     Command,
@@ -231,19 +231,41 @@ class Worker:
         if command.source_node != self.place.node:
             tenure.in_pump = True
             tenure.span = await self._pump.reserve(
-                tenure.attempt, tenure.prompt_tokens - 1, command.deadline_s + PUMP_TTL_SLACK_S, receive=True
+                tenure.attempt,
+                tenure.prompt_tokens - 1,
+                command.deadline_s + PUMP_TTL_SLACK_S,
+                receive=True,
+                source=command.source_node,
+                source_region=command.source_region,
             )
         address = address_for(self.place.kv_addresses, command.source_region)
-        generation = tenure.span.generation if tenure.span else 0
-        reserved = Reserved(kv_address=address, generation=generation, incarnation=self.place.incarnation)
+        reserved = Reserved(
+            kv_address=address,
+            generation=tenure.span.generation if tenure.span else 0,
+            incarnation=self.place.incarnation,
+            permit=_permit(tenure.span) if tenure.span else NO_PERMIT,
+        )
         tenure.session.emit(tenure.attempt, reserved)
 
     async def _prefill_here(self, tenure: Tenure) -> None:
-        self.admission.take_prefill(tenure.attempt, tenure.prompt_tokens)
+        attempt, stop = tenure.attempt, tenure.prompt_tokens - 1
+        self.admission.take_prefill(attempt, tenure.prompt_tokens)
+        # From here the sequence is the engine's, whatever of it had come over the line.
+        span, tenure.span = tenure.span, None
+        held = await self._pump.stopped(attempt) if span else 0
         tenure.in_engine = True
-        stop = tenure.prompt_tokens - 1
-        done = await self._engine.prefill(tenure.attempt, tenure.prompt, stop, None, _ignore_parts)
-        self.admission.end_prefill(tenure.attempt)
+        if span and held:
+            self._log.info(
+                "transfer is taken up", attempt=attempt, held_tokens=held, prompt_tokens=tenure.prompt_tokens
+            )
+            done = await self._engine.take_up(
+                attempt, tenure.prompt, stop, held, span.span, lambda: self._let_span_go(tenure)
+            )
+        else:
+            if span:
+                self._let_span_go(tenure)
+            done = await self._engine.prefill(attempt, tenure.prompt, stop, None, _ignore_parts)
+        self.admission.end_prefill(attempt)
         tenure.prefilling = False
         self._gave_back.set()
         tenure.session.emit(tenure.attempt, _report(done, exposed_s=0.0, kv_bytes=0))
@@ -263,6 +285,9 @@ class Worker:
                 generation=destination.generation,
                 chunk_ends=chunk_ends(stop, self.info.chunk_tokens),
                 region=destination.region,
+                ticket=destination.permit.ticket,
+                key_out=destination.permit.key_out,
+                key_back=destination.permit.key_back,
             )
         )
         tenure.in_engine = True
@@ -295,7 +320,7 @@ class Worker:
         async for event in events:
             match event:
                 case engine_messages.PoolRead():
-                    self._spawn(self._give_span_back(tenure))
+                    self._let_span_go(tenure)
                 case engine_messages.Tokens():
                     tenure.session.emit(tenure.attempt, _tokens(event))
                 case engine_messages.Finished():
@@ -304,6 +329,10 @@ class Worker:
                 case _:
                     assert_never(event)
         self.close(tenure)
+
+    def _let_span_go(self, tenure: Tenure) -> None:
+        """Nothing of ours reads it any more."""
+        self._spawn(self._give_span_back(tenure))
 
     async def _give_span_back(self, tenure: Tenure) -> None:
         await self._pump.release(tenure.attempt)
@@ -357,6 +386,10 @@ async def _both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -
 
 def _ignore_parts(_parts: tuple[int, ...]) -> None:
     """A prefill whose cache stays in the engine announces nothing."""
+
+
+def _permit(span: pump_messages.Reserved) -> Permit:
+    return Permit(ticket=span.ticket, key_out=span.key_out, key_back=span.key_back)
 
 
 def _report(done: engine_messages.Prefilled, *, exposed_s: float, kv_bytes: int) -> PrefillDone:

@@ -60,7 +60,11 @@ def _renderer(log_format: LogFormat) -> list[structlog.typing.Processor]:
         case "json":
             return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
         case "text":
-            return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+            return [
+                structlog.dev.ConsoleRenderer(
+                    colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+                )
+            ]
 
 
 def _mask(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

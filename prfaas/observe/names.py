@@ -13,6 +13,8 @@ from prfaas.cluster import NodeKind, Role
 from prfaas.flows.convert_role import Phase
 from prfaas.flows.story import Ending
 from prfaas.request import Mode, Path, Reason
+from prfaas.security import Refusal
+from prfaas.transfer.frames import Cause
 
 #: What a label's value becomes when it is not one of a closed label's, or one too many of an open label's.
 OTHER = "other"
@@ -82,8 +84,11 @@ ENDING = Label("ending", tuple(value for value in _values(Ending) if value != En
 KIND = Label("kind", _values(NodeKind))
 ROLE = Label("role", _values(Role))
 MODE = Label("mode", _values(Mode))
+REGION = Label("region")
 PEER_REGION = Label("peer_region")
 PHASE = Label("phase", _values(Phase))
+REFUSAL = Label("reason", _values(Refusal))
+CAUSE = Label("cause", _values(Cause))
 DIRECTION = Label("direction", ("forward", "backward"))
 
 _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
@@ -120,12 +125,47 @@ THRESHOLD = Gauge(
 MODE_NOW = Gauge("prfaas_router_mode", "1 for the mode of routing in force, 0 for the others.", (MODE,))
 LEADS = Gauge("prfaas_router_leads", "1 on the router that runs the slow loop.")
 ROUTER_PLAN_EPOCH = Gauge("prfaas_router_plan_epoch", "Epoch of the plan in force; 0 without one.")
-LINK_CAPACITY = Gauge(
-    "prfaas_router_link_capacity_bytes_per_second", "What the link from a region is taken to carry.", (PEER_REGION,)
+LINK_FAILURES = Counter(
+    "prfaas_router_link_failures_total",
+    "Connections to workers that failed: nobody there, another life or another role there, or a certificate refused.",
 )
-LINK_GOODPUT = Gauge("prfaas_router_link_goodput_bytes_per_second", "KV coming from a region.", (PEER_REGION,))
-LINK_QUEUE = Gauge("prfaas_router_link_queued_bytes", "KV that waits to leave a region.", (PEER_REGION,))
+LINK_CONNECTIONS = Counter("prfaas_router_link_connections_total", "Connections to workers that were made.")
+LINK_COMMANDS = Counter("prfaas_router_link_commands_total", "Commands sent to workers.")
+LINK_COMMAND_MESSAGES = Counter(
+    "prfaas_router_link_command_messages_total", "Messages that those commands were sent in, several in one."
+)
+LINK_EVENTS = Counter("prfaas_router_link_events_total", "Events that came from workers, batches of tokens included.")
+LINK_EVENT_MESSAGES = Counter(
+    "prfaas_router_link_event_messages_total", "Messages that those events came in, several in one."
+)
+LINK_LATE_EVENTS = Counter(
+    "prfaas_router_link_late_events_total",
+    "Events of those that belong to attempts which were released or never known.",
+)
+_LINK = (REGION, PEER_REGION)
+LINK_CAPACITY = Gauge(
+    "prfaas_router_link_capacity_bytes_per_second",
+    "What the link from peer_region into region is taken to carry; NaN while unknown.",
+    _LINK,
+)
+LINK_GOODPUT = Gauge("prfaas_router_link_goodput_bytes_per_second", "KV coming from peer_region into region.", _LINK)
+LINK_UTILIZATION = Gauge(
+    "prfaas_router_link_utilization_ratio", "Goodput over capacity of a link; NaN while unknown.", _LINK
+)
+LINK_QUEUE = Gauge("prfaas_router_link_queued_bytes", "KV in peer_region that waits to leave for region.", _LINK)
+LINK_QUEUE_AGE = Gauge(
+    "prfaas_router_link_queue_age_seconds", "How long the oldest of that KV has been waiting.", _LINK
+)
+LINK_RTT = Gauge(
+    "prfaas_router_link_rtt_seconds", "Round trip of a link as its senders measure it; NaN while unknown.", _LINK
+)
+LINK_RETRANSMITTED = Gauge(
+    "prfaas_router_link_retransmitted_ratio",
+    "Of the bytes that went out on a link, what TCP had sent before; NaN while unknown.",
+    _LINK,
+)
 
+_PEER = (PEER_REGION,)
 ENGINE_PREFILL_TOKENS = Counter("prfaas_worker_engine_prefill_tokens_total", "Prompt tokens that the engine prefilled.")
 DECODE_FORWARDED_TOKENS = Counter(
     "prfaas_worker_decode_forwarded_tokens_total", "Tokens fed to decode steps, prompt tokens included."
@@ -134,16 +174,61 @@ ACTIVE_SEQUENCES = Gauge("prfaas_worker_engine_active_sequences", "Sequences in 
 QUEUED_PREFILL_TOKENS = Gauge("prfaas_worker_queued_prefill_tokens", "Prompt tokens waiting for prefill.")
 KEPT_SEQUENCES = Gauge("prfaas_worker_kept_sequences", "Sequences prefilled here that wait for their decode.")
 KV_FREE_BYTES = Gauge("prfaas_worker_kv_free_bytes", "Free bytes of the KV pool.")
+KV_TOTAL_BYTES = Gauge("prfaas_worker_kv_total_bytes", "Bytes of the KV pool.")
 KV_SPANS = Gauge("prfaas_worker_kv_spans", "Spans taken in the KV pool.")
-KV_SENT_BYTES = Counter("prfaas_worker_kv_sent_bytes_total", "KV payload sent to other nodes.")
-KV_RECEIVED_BYTES = Counter("prfaas_worker_kv_received_bytes_total", "KV payload received and checked.")
+KV_SENT_BYTES = Counter(
+    "prfaas_worker_kv_sent_bytes_total", "KV payload that has left for a region, counted as the peers take it.", _PEER
+)
+KV_RECEIVED_BYTES = Counter(
+    "prfaas_worker_kv_received_bytes_total",
+    "KV payload of the transfers from a region that arrived whole and were checked.",
+    _PEER,
+)
+KV_RESENT_BYTES = Counter(
+    "prfaas_worker_kv_resent_bytes_total",
+    "KV payload of delivered transfers that was sent twice because a connection was lost.",
+)
+KV_RETRANSMITTED_BYTES = Counter(
+    "prfaas_worker_kv_retransmitted_bytes_total", "Bytes that TCP sent again toward a region.", _PEER
+)
+KV_QUEUED_BYTES = Gauge("prfaas_worker_kv_queued_bytes", "KV payload that waits to leave for a region.", _PEER)
+KV_UNSENT_BYTES = Gauge("prfaas_worker_kv_unsent_bytes", "Of that, what the kernel has taken and not sent.", _PEER)
+KV_QUEUE_AGE = Gauge(
+    "prfaas_worker_kv_queue_age_seconds", "How long the oldest KV for a region has been waiting to leave.", _PEER
+)
+KV_RTT = Gauge(
+    "prfaas_worker_kv_rtt_seconds", "Smallest round trip of the open lanes to a region; NaN without any.", _PEER
+)
+KV_LANES = Gauge("prfaas_worker_kv_lanes", "Lanes open toward a region.", _PEER)
+KV_ALLOWED = Gauge(
+    "prfaas_worker_kv_allowed_bytes_per_second",
+    "What the leader lets this worker send to a region; infinite where it says nothing.",
+    _PEER,
+)
+KV_CONNECTIONS = Gauge("prfaas_worker_kv_connections", "Connections of the KV plane in either direction.")
 KV_REFUSED_FRAMES = Counter(
     "prfaas_worker_kv_refused_frames_total", "Frames refused: late, damaged or of an unknown attempt."
 )
-KV_FAILED_TRANSFERS = Counter("prfaas_worker_kv_failed_transfers_total", "Transfers that did not complete.")
+KV_REFUSED = Counter(
+    "prfaas_worker_kv_refused_total",
+    "Frames and connections of the KV data plane refused, by what was wrong.",
+    (CAUSE,),
+)
+KV_FAILED_TRANSFERS = Counter(
+    "prfaas_worker_kv_failed_transfers_total", "Transfers, in or out, that did not complete.", (CAUSE,)
+)
 RESERVATIONS = Gauge("prfaas_worker_reservations", "Attempts that hold a place in this worker's admission.")
 ADMISSION_REFUSED = Counter("prfaas_worker_admission_refused_total", "Attempts refused for want of room.")
 SESSIONS = Gauge("prfaas_worker_sessions", "Token links open to routers.")
+RPC_REFUSED = Counter(
+    "prfaas_worker_rpc_refused_total",
+    "handshake: connections that made no call with an acceptable certificate within a few seconds; role: calls that the"
+    " certificate's role may not make.",
+    (REFUSAL,),
+)
+CERTIFICATE_VALID = Gauge(
+    "prfaas_worker_certificate_valid_seconds", "How long the certificate in use is still valid; infinite without one."
+)
 WORKER_ROLE = Gauge("prfaas_worker_role", "1 for the role the worker has now, 0 for the others.", (ROLE,))
 
 WORKER_PHASE = Gauge("prfaas_worker_phase", "1 for the phase of carrying out a plan, 0 for the others.", (PHASE,))
@@ -176,9 +261,20 @@ ROUTER: tuple[Metric, ...] = (
     MODE_NOW,
     LEADS,
     ROUTER_PLAN_EPOCH,
+    LINK_CONNECTIONS,
+    LINK_FAILURES,
+    LINK_COMMANDS,
+    LINK_COMMAND_MESSAGES,
+    LINK_EVENTS,
+    LINK_EVENT_MESSAGES,
+    LINK_LATE_EVENTS,
     LINK_CAPACITY,
     LINK_GOODPUT,
+    LINK_UTILIZATION,
     LINK_QUEUE,
+    LINK_QUEUE_AGE,
+    LINK_RTT,
+    LINK_RETRANSMITTED,
 )
 WORKER: tuple[Metric, ...] = (
     ENGINE_PREFILL_TOKENS,
@@ -187,14 +283,27 @@ WORKER: tuple[Metric, ...] = (
     QUEUED_PREFILL_TOKENS,
     KEPT_SEQUENCES,
     KV_FREE_BYTES,
+    KV_TOTAL_BYTES,
     KV_SPANS,
     KV_SENT_BYTES,
     KV_RECEIVED_BYTES,
+    KV_RESENT_BYTES,
+    KV_RETRANSMITTED_BYTES,
+    KV_QUEUED_BYTES,
+    KV_UNSENT_BYTES,
+    KV_QUEUE_AGE,
+    KV_RTT,
+    KV_LANES,
+    KV_ALLOWED,
+    KV_CONNECTIONS,
     KV_REFUSED_FRAMES,
+    KV_REFUSED,
     KV_FAILED_TRANSFERS,
     RESERVATIONS,
     ADMISSION_REFUSED,
     SESSIONS,
+    RPC_REFUSED,
+    CERTIFICATE_VALID,
     WORKER_ROLE,
     WORKER_PHASE,
     PLAN_EPOCH,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from prfaas.cluster import Egress, LinkState, Node, NodeId, RegionId
-from prfaas.scheduling.readings import is_known
+from prfaas.scheduling.readings import is_known, known
 
 #: Source and target.
 Pair = tuple[RegionId, RegionId]
@@ -105,6 +105,10 @@ class _Link:
         self._measured_at = -math.inf
         self.goodput: float | None = None
         self.queued_bytes = 0
+        self.queue_age_s = 0.0
+        self.rtt_s: float | None = None
+        #: Smoothed bytes per second, of the senders that count what they retransmit.
+        self._counted = self._retransmitted = 0.0
         self.abundant = False
         self._calm_since: float | None = None
         self._heard_at = self._updated_at = -math.inf
@@ -117,6 +121,8 @@ class _Link:
         sent = math.fsum(each.sent_bytes_per_s for each in senders)
         self.goodput = sent if self.goodput is None else self.goodput + weight * (sent - self.goodput)
         self.queued_bytes = sum(each.queued_bytes for each in senders)
+        self.queue_age_s = max((each.queue_age_s for each in senders), default=0.0)
+        self._look_at_lanes(senders, weight)
         measured = _carried_while_backlogged(senders)
         if measured is None:
             self._recover(elapsed_s, now)
@@ -136,12 +142,32 @@ class _Link:
             utilization=self._utilization(),
             queued_bytes=self.queued_bytes,
             age_s=now - self._heard_at,
+            rtt_s=self.rtt_s,
+            retransmitted_ratio=self._retransmitted_ratio(),
+            queue_age_s=self.queue_age_s,
         )
 
     def check(self) -> None:
         assert self.capacity is None or 0 <= self.capacity < math.inf
         assert self.capacity is None or self.goodput is None or self.capacity >= self.goodput
         assert not (self.abundant and self._calm_since is None)
+        assert self.rtt_s is None or is_known(self.rtt_s)
+
+    def _look_at_lanes(self, senders: Sequence[Egress], weight: float) -> None:
+        """The smallest round trip is the one that a queue along the way has lengthened least. Without lanes the last
+        one stands, because the way has not changed; retransmissions are forgotten with the traffic that they were part
+        of."""
+        shortest = min((rtt_s for each in senders if (rtt_s := known(each.rtt_s)) is not None), default=None)
+        if shortest is not None:
+            self.rtt_s = shortest if self.rtt_s is None else self.rtt_s + weight * (shortest - self.rtt_s)
+        counting = [each for each in senders if each.retransmitted_bytes_per_s is not None]
+        retransmitted = math.fsum(each.retransmitted_bytes_per_s or 0.0 for each in counting)
+        sent = math.fsum(each.sent_bytes_per_s for each in counting)
+        self._retransmitted += weight * (retransmitted - self._retransmitted)
+        self._counted += weight * (sent + retransmitted - self._counted)
+
+    def _retransmitted_ratio(self) -> float | None:
+        return min(1.0, self._retransmitted / self._counted) if self._counted >= LEAST_TRAFFIC else None
 
     def _measure(self, measured: float, sent: float, weight: float, now: float) -> None:
         lasting = self.queued_bytes > self._params.lasting_queue_s * measured
@@ -182,6 +208,8 @@ class _Link:
             self._calm_since = None
 
 
+#: Bytes per second of which a share says nothing.
+LEAST_TRAFFIC = 1.0
 #: A measurement is forgotten when recovery has left it so many times behind.
 FORGOTTEN = 16.0
 
@@ -211,5 +239,6 @@ def _carried_while_backlogged(senders: Iterable[Egress]) -> float | None:
 
 
 def _sound(egress: Egress) -> bool:
-    rate = egress.backlogged_bytes_per_s
-    return is_known(egress.sent_bytes_per_s) and is_known(egress.queued_bytes) and (rate is None or is_known(rate))
+    measured = (egress.sent_bytes_per_s, egress.queued_bytes, egress.queue_age_s)
+    maybe = (egress.backlogged_bytes_per_s, egress.rtt_s, egress.retransmitted_bytes_per_s)
+    return all(map(is_known, measured)) and all(value is None or is_known(value) for value in maybe)

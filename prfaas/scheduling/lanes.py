@@ -79,7 +79,7 @@ class Lanes:
                 state_bytes=profile.kv(0),
                 bytes_per_s=self.link_bytes_per_s(source, target),
                 queued_bytes=0 if link is None else link.queued_bytes,
-                rtt_s=self._rtt_s.get((source, target), 0.0),
+                rtt_s=self.link_rtt_s(source, target),
                 queue_s_per_token=None if usual is None else queue_s_per_token(profile, usual),
                 prefill_s=Remembered(profile.prefill),
                 kv=Remembered(profile.kv),
@@ -96,6 +96,12 @@ class Lanes:
     def link_bytes_per_s(self, source: RegionId, target: RegionId) -> float | None:
         link = self._links.get((source, target))
         return None if link is None else known(link.capacity_bytes_per_s)
+
+    def link_rtt_s(self, source: RegionId, target: RegionId) -> float:
+        """As configured, else as measured, else none."""
+        configured, link = self._rtt_s.get((source, target)), self._links.get((source, target))
+        measured = None if link is None else known(link.rtt_s)
+        return configured if configured is not None else measured or 0.0
 
     def landing(self, hardware: str, region: RegionId) -> Landing | None:
         """None without a profile of the hardware."""

@@ -31,7 +31,7 @@ class RoutingParams:
     spill_share: float = 0.8
     profiles: Profiles = field(default_factory=lambda: MappingProxyType({}))
     links: Mapping[Pair, LinkState] = field(default_factory=lambda: MappingProxyType({}))
-    #: There and back between two regions; 0 where it is not named.
+    #: There and back between two regions, as configured. Where none is named the link's own counts.
     rtt_s: Mapping[Pair, float] = field(default_factory=lambda: MappingProxyType({}))
     #: E[L | L <= t], E[L | L > t] and the mean output: what others in a queue are like. None: like this request.
     short_tokens: float | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prfaas.cluster import Egress, Node, NodeLoad, Role
-from prfaas.errors import EngineFailed, Overloaded, TransferFailed
+from prfaas.errors import EngineFailed, Overloaded, PeerUnavailable, TransferFailed
 from prfaas.flows.ports import Reservation, TokenBatch
 from prfaas.request import AttemptId, FinishReason, Request
 from prfaas.sim.answers import Answers
@@ -111,6 +111,8 @@ class SimWorker:
         """Compute, and send the KV along the way; None: the reservation is here."""
         if way is not None:
             self._check_role(Role.PREFILL)
+        elif attempt not in self._holds:
+            raise PeerUnavailable(self.node.id, "it is another life of the node, and has no such reservation")
         queued = self.engine.prefill_tokens
         if queued and queued + request.prompt_tokens > self.instance.max_prefill_tokens:
             raise Overloaded(f"prefill tokens of {self.node.id}")

@@ -8,7 +8,7 @@ from services.settings import settings
 
 
 @click.command("decode-worker")
-@settings("cluster", "store", "kv", "log", own=("worker",))
+@settings("cluster", "store", "kv", "security", "log", own=("worker",))
 def decode_worker(config: Config) -> None:
     """Decode, and prefill as the role says: a PD node."""
     from services.decode_worker.app import run

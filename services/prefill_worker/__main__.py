@@ -8,7 +8,7 @@ from services.settings import settings
 
 
 @click.command("prefill-worker")
-@settings("cluster", "store", "kv", "log", own=("worker",), without=("role", "max_fallback_prefills"))
+@settings("cluster", "store", "kv", "security", "log", own=("worker",), without=("role", "max_fallback_prefills"))
 def prefill_worker(config: Config) -> None:
     """Prefill long prompts for another region."""
     from services.prefill_worker.app import run

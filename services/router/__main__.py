@@ -8,7 +8,7 @@ from services.settings import settings
 
 
 @click.command("router")
-@settings("cluster", "store", "log", own=("router", "routing"))
+@settings("cluster", "store", "security", "log", own=("router", "routing"))
 def router(config: Config) -> None:
     """Serve the OpenAI API and send each request where it is best prefilled and decoded."""
     from services.router.app import run

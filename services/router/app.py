@@ -14,11 +14,14 @@ from prfaas.cluster import Node
 from prfaas.config import Config, RouterConfig
 from prfaas.errors import ConfigError
 from prfaas.flows.serve import ServeParams
+from prfaas.identities import open_identity
 from prfaas.live.clock import AsyncioClock
 from prfaas.live.link import GrpcTokenLink, LinkParams, LinkPool, TokenLink
 from prfaas.live.link_stream import LinkCounters
 from prfaas.live.serve_ports import LiveServePorts
 from prfaas.process import StopSignals
+from prfaas.rpc.identity import Identity, dial
+from prfaas.security import PeerRole, role_of
 from prfaas.stores import open_store
 from prfaas.tokenizer.text import load_tokenizer
 from services.router.admin import AdminApi
@@ -34,7 +37,7 @@ from services.router.openai.settings import OpenAiSettings
 
 ADMIN_DRAIN_S = 1.0
 #: What a router that is about to stop leaves to others at once.
-LEADING = frozenset({"election", "slow loop"})
+LEADING = frozenset({"election", "slow loop", "pacing"})
 
 log = structlog.get_logger()
 
@@ -55,16 +58,18 @@ async def _serve(config: Config, stop: StopSignals) -> None:
         raise ConfigError("router.model_dir", "is required")
     tokenizer = load_tokenizer(Path(own.model_dir))
     model = Path(own.model_dir).name
+    identity = open_identity(config.security, PeerRole.ROUTER)
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         store = open_store(config.store)
         stack.push_async_callback(store.close)
         control = Control(config, store, model, secrets.token_hex(4))
 
-        links = LinkPool(partial(_connect, LinkParams(), LinkCounters()))
+        counters = LinkCounters()
+        links = LinkPool(partial(_connect, LinkParams(), counters, identity))
         stack.push_async_callback(links.close)
         view, steering = control.follower.view, control.steering
         ports = LiveServePorts(AsyncioClock(), view, links, new_attempt_id, steering)
-        metrics = RouterMetrics([model], control.pd_region, control.follower.age_s, lambda: control.election.leads)
+        metrics = RouterMetrics([model], control.follower.age_s, lambda: control.election.leads, counters)
         backend = ClusterBackend(view, ports, steering, _params(config), metrics, own.max_in_flight)
         api = OpenAiApi(
             backend,
@@ -114,5 +119,6 @@ def _params(config: Config) -> ServeParams:
     )
 
 
-def _connect(params: LinkParams, counters: LinkCounters, node: Node) -> TokenLink:
-    return GrpcTokenLink(node.rpc_address, node.id, node.incarnation, params=params, counters=counters)
+def _connect(params: LinkParams, counters: LinkCounters, identity: Identity | None, node: Node) -> TokenLink:
+    channel = partial(dial, identity, role_of(node.kind))
+    return GrpcTokenLink(node.rpc_address, node.id, node.incarnation, params=params, counters=counters, channel=channel)

@@ -11,6 +11,7 @@ import structlog
 from prfaas.cluster import NodeId, RegionId
 from prfaas.config import Config, RoutingConfig
 from prfaas.flows.control import ControlParams, fast_loop, slow_loop
+from prfaas.flows.pacing import pacing_loop
 from prfaas.live.control_ports import LiveControlPorts
 from prfaas.live.demand_report import record_of
 from prfaas.live.steering import Steering
@@ -20,6 +21,7 @@ from prfaas.membership.follow import ClusterFollower
 from prfaas.membership.plans import RouterRecord
 from prfaas.membership.store import Store
 from prfaas.profiles import load_profiles
+from prfaas.scheduling.budget import Budgeter, BudgetParams
 from prfaas.scheduling.congestion import LinkEstimator, LinkParams
 from prfaas.scheduling.demand import DemandParams
 from prfaas.scheduling.planner import Roles
@@ -75,11 +77,13 @@ class Control:
         lines = {(RegionId(region), self.pd_region): rate for region, rate in routing.lines.items()}
         links = LinkEstimator(LinkParams(line_bytes_per_s=lines))
         thresholds = ThresholdParams(mode=routing.mode, t_min=routing.t_min_tokens, t_force=routing.t_force_tokens)
+        pacing = BudgetParams(line_share=routing.line_share)
         announcement = Announcement(self._store, self._cluster, self.router, self._describe)
         beside: dict[str, Story] = {
             "announcement": announcement.run,
             "election": self.election.run,
             "fast loop": lambda: fast_loop(self.ports, links, ThresholdController(thresholds), self._params),
+            "pacing": lambda: pacing_loop(self.ports, Budgeter(lines, pacing), self._params.report_s),
             "slow loop": lambda: slow_loop(self.ports, links, Rebalancer(_rebalancing(routing)), self._params),
         }
         return {"cluster view": self.follower.run(), **{name: _kept_up(name, story) for name, story in beside.items()}}

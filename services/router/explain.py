@@ -57,6 +57,9 @@ def described_links(links: Mapping[Pair, LinkState]) -> list[dict[str, Any]]:
             "goodput_bytes_per_s": link.goodput_bytes_per_s,
             "utilization": link.utilization,
             "queued_bytes": link.queued_bytes,
+            "queue_age_s": link.queue_age_s,
+            "rtt_s": link.rtt_s,
+            "retransmitted_ratio": link.retransmitted_ratio,
         }
         for link in links.values()
     ]

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from prfaas.cluster import ClusterView, RegionId
+from prfaas.cluster import ClusterView, LinkState
+from prfaas.live.link_stream import LinkCounters
 from prfaas.live.steering import Steering
 from prfaas.observe import names
 from prfaas.observe.logs import request_context
@@ -26,10 +27,14 @@ class RouterMetrics:
     """`view_age_s` says how long ago the store last confirmed the view."""
 
     def __init__(
-        self, models: Sequence[str], pd_region: RegionId, view_age_s: Callable[[], float], leads: Callable[[], bool]
+        self,
+        models: Sequence[str],
+        view_age_s: Callable[[], float],
+        leads: Callable[[], bool],
+        links: LinkCounters,
     ) -> None:
         self._metrics = Metrics(names.ROUTER, {"model": models})
-        self._pd_region, self._view_age_s, self._leads = pd_region, view_age_s, leads
+        self._view_age_s, self._leads, self._links = view_age_s, leads, links
 
     def gap(self, seconds: float) -> None:
         """Time between two batches of tokens of one stream."""
@@ -53,12 +58,34 @@ class RouterMetrics:
         self._metrics.choose(names.MODE_NOW, steering.routing.mode.value)
         self._metrics.set(names.LEADS, self._leads())
         self._metrics.set(names.ROUTER_PLAN_EPOCH, view.plan.epoch if view.plan else 0)
+        self._count_messages()
         for link in steering.situation.links.values():
-            if link.target == self._pd_region:
-                self._metrics.set(names.LINK_CAPACITY, link.capacity_bytes_per_s or math.nan, peer_region=link.source)
-                self._metrics.set(names.LINK_GOODPUT, link.goodput_bytes_per_s or 0.0, peer_region=link.source)
-                self._metrics.set(names.LINK_QUEUE, link.queued_bytes, peer_region=link.source)
+            self._show(link)
         return self._metrics.exposition()
+
+    def _count_messages(self) -> None:
+        metrics, links = self._metrics, self._links
+        metrics.follow(names.LINK_CONNECTIONS, links.connections)
+        metrics.follow(names.LINK_FAILURES, links.failed_connections)
+        metrics.follow(names.LINK_COMMANDS, links.commands)
+        metrics.follow(names.LINK_COMMAND_MESSAGES, links.messages_sent)
+        metrics.follow(names.LINK_EVENTS, links.events)
+        metrics.follow(names.LINK_EVENT_MESSAGES, links.messages_received)
+        metrics.follow(names.LINK_LATE_EVENTS, links.late_events)
+
+    def _show(self, link: LinkState) -> None:
+        measured = {
+            names.LINK_CAPACITY: link.capacity_bytes_per_s,
+            names.LINK_GOODPUT: link.goodput_bytes_per_s or 0.0,
+            names.LINK_UTILIZATION: link.utilization,
+            names.LINK_QUEUE: link.queued_bytes,
+            names.LINK_QUEUE_AGE: link.queue_age_s,
+            names.LINK_RTT: link.rtt_s,
+            names.LINK_RETRANSMITTED: link.retransmitted_ratio,
+        }
+        for gauge, value in measured.items():
+            shown = math.nan if value is None else value
+            self._metrics.set(gauge, shown, region=link.target, peer_region=link.source)
 
     def _count(self, record: RequestLog) -> None:
         metrics, story = self._metrics, record.story

@@ -13,6 +13,7 @@ from prfaas.membership import direct
 from prfaas.membership.election import Election
 from prfaas.membership.follow import ClusterFollower
 from prfaas.membership.plans import PinRecord, plain
+from prfaas.membership.records import EgressRecord
 from prfaas.membership.store import Store
 from prfaas.request import Mode
 from prfaas.scheduling.rebalance import Hold, Proposal
@@ -137,7 +138,7 @@ class Operator:
         return node
 
     def _worker(self, view: ClusterView, name: NodeId) -> dict[str, Any]:
-        node, record = view.nodes[name], self._follower.record(name)
+        node, record, telemetry = view.nodes[name], self._follower.record(name), self._follower.telemetry(name)
         load = node.load
         return {
             "id": name,
@@ -158,6 +159,8 @@ class Operator:
             "prefill_busy_ratio": load.prefill_busy_ratio,
             "decode_busy_ratio": load.decode_busy_ratio,
             "kv_free_bytes": load.kv_free_bytes,
+            "egress": [plain(EgressRecord.of(each)) for each in load.egress],
+            "counters": telemetry.counters if telemetry is not None else {},
         }
 
 

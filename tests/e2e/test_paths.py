@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from services.local_cluster import LocalCluster, Plan, Wan
+from services.local_cluster import PD_REGION, PREFILL_REGION, LocalCluster, Plan, Wan
 from tests.e2e.client import at_rest, complete, eventually, metrics, over_pd_nodes, total
 from tests.e2e.conftest import StartCluster
 from tests.e2e.reference import Alone, token_ids
@@ -41,6 +42,18 @@ async def test_long_goes_remote_and_short_stays(start: StartCluster, model_dir: 
         assert total(samples, "prfaas_router_routes_total", path="remote", reason="long_prompt") == 1
         assert total(samples, "prfaas_router_kv_transfer_bytes_total", path="remote") == crossed
         assert total(samples, "prfaas_router_kv_transfer_bytes_total", path="local") == 0
+        await eventually(partial(_link_is_measured, cluster, crossed))
+
+
+async def _link_is_measured(cluster: LocalCluster, crossed: int) -> bool:
+    """what went over the line, and how long the way is, shows at the sender and in the router"""
+    sender, router = await metrics(cluster, "prefill-0"), await metrics(cluster, "router")
+    return (
+        total(sender, "prfaas_worker_kv_sent_bytes_total", peer_region=PD_REGION) == crossed
+        and total(sender, "prfaas_worker_kv_lanes", peer_region=PD_REGION) > 0
+        and 0 < total(sender, "prfaas_worker_kv_rtt_seconds", peer_region=PD_REGION) < 1
+        and 0 < total(router, "prfaas_router_link_rtt_seconds", peer_region=PREFILL_REGION) < 1
+    )
 
 
 async def test_pd_nodes_hand_over_to_each_other(start: StartCluster, model_dir: ModelDir, alone: Reference):

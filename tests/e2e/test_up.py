@@ -68,6 +68,20 @@ def test_up_stops_all_that_it_started(model_dir: ModelDir, signum: signal.Signal
             fetch(f"{cluster['endpoint']}/models")
 
 
+def test_up_makes_certificates_for_the_run(model_dir: ModelDir):
+    """With --mtls the cluster serves as it does without, and its keys are gone when it is."""
+    with running("up", "--model", str(model_dir("cost_model")), "--port", "0", "--mtls", "--json") as process:
+        cluster = started(process)
+        folder = Path(cluster["certificates"])
+        assert folder.stat().st_mode & 0o777 == 0o700 and (folder / "router.key").exists()
+        endpoint = cluster["endpoint"].removesuffix("/v1")
+        *_, answer = chat(endpoint, cluster["model"], "hello", 4)
+        assert answer.text
+        process.send_signal(signal.SIGINT)
+        assert process.wait(GONE_S) == 0
+        assert not folder.exists()
+
+
 @pytest.mark.parametrize("part", ["node", "engine"])
 def test_up_starts_a_lost_worker_again(model_dir: ModelDir, part: str):
     """A worker that is killed, or whose engine is, costs neither the cluster nor its place in it."""

@@ -17,7 +17,7 @@ import uvloop
 from prfaas.cluster import Incarnation, Namespace, NodeId, WireRange
 from prfaas.errors import Overloaded
 from prfaas.node.link_server import Emit, serve_worker
-from prfaas.request import AttemptId, FinishReason
+from prfaas.request import AttemptId, FinishReason, Permit
 from prfaas.rpc.commands import (
     Cancel,
     Command,
@@ -39,6 +39,12 @@ def completion(prompt: bytes, max_tokens: int) -> list[int]:
     """What the worker decodes: it depends on every byte of the prompt and on the position."""
     seed = sum(position * token for position, token in enumerate(struct.unpack(f"<{len(prompt) // 4}I", prompt), 1))
     return [(seed + step * 7919) % 50_000 for step in range(max_tokens)]
+
+
+def permit(attempt: AttemptId) -> Permit:
+    """What the worker lets the attempt's KV be sent with."""
+    half = bytes.fromhex(attempt)[8:]
+    return Permit(ticket=b"ticket: " + half, key_out=b"key out:" + half, key_back=b"key back" + half)
 
 
 @dataclass
@@ -83,7 +89,12 @@ class Session:
             case Reserve():
                 self.held[attempt] = command
                 address = f"kv.{self.runtime.node}.for.{command.source_region}:1"
-                self.emit(attempt, Reserved(kv_address=address, generation=7, incarnation=self.runtime.incarnation))
+                self.emit(
+                    attempt,
+                    Reserved(
+                        kv_address=address, generation=7, incarnation=self.runtime.incarnation, permit=permit(attempt)
+                    ),
+                )
             case Prefill():
                 count = len(command.prompt) // 4 - 1
                 self.emit(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import structlog
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -37,7 +38,7 @@ from prfaas.rpc.v1 import worker_pb2 as pb
 from prfaas.rpc.v1.worker_pb2_grpc import WorkerStub
 from prfaas.scheduling.demand import DemandParams
 from prfaas.scheduling.routing import RoutingParams
-from tests.integration.scripted_worker import COMMANDS, ScriptedRuntime, completion
+from tests.integration.scripted_worker import COMMANDS, ScriptedRuntime, completion, permit
 
 #: Longer than anything here takes on a busy machine; reached only when something hangs.
 PATIENCE_S = 10.0
@@ -217,6 +218,27 @@ async def test_the_worker_hears_the_whole_request():
     assert compute.destination is not None
     assert (compute.destination.node, compute.destination.incarnation) == ("d0", 5)
     assert (compute.destination.kv_address, compute.destination.generation) == ("kv.d0.for.east:1", 7)
+
+
+async def test_the_permit_of_a_reservation_reaches_the_prefill_node_and_nobody_else():
+    """The ticket and the keys of an attempt are in no log line, story or text of what carried them."""
+    decode, prefill, story = ScriptedRuntime(D0, 1), ScriptedRuntime(P0, 1), Story()
+    with structlog.testing.capture_logs() as lines:
+        async with (
+            serving(decode) as d0,
+            serving(prefill) as p0,
+            router(node(D0, d0.port), node(P0, p0.port)) as process,
+        ):
+            await process.complete(prompt(64), story)
+    [(attempt, heard)] = [
+        each for session in prefill.sessions for each in session.heard if isinstance(each[1], Prefill)
+    ]
+    assert heard.destination is not None and heard.destination.permit == permit(attempt)
+    reservation = Reservation(
+        decode=D0, attempt=attempt, kv_address="", generation=1, incarnation=1, permit=permit(attempt)
+    )
+    shown = repr((lines, story, heard, reservation, permit(attempt)))
+    assert "key" not in shown.replace("key_", "") and "ticket" not in shown
 
 
 async def test_prompts_of_a_million_tokens_pass():

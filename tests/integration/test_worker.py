@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from prfaas.node.engine_client import CANCEL_DEADLINE_S, EngineClient
 from prfaas.node.pump_client import PumpClient
 from prfaas.node.tenure import Place, WorkerSession
 from prfaas.node.worker import PUMP_TTL_SLACK_S, Worker
-from prfaas.request import AttemptId, FinishReason, RequestId, Sampling
+from prfaas.request import NO_PERMIT, AttemptId, FinishReason, RequestId, Sampling
 from prfaas.rpc.commands import (
     Cancel,
     Decode,
@@ -186,6 +187,7 @@ async def test_a_request_that_crosses_gives_the_same_tokens(worker: Worker, mode
             incarnation=reserved.incarnation,
             kv_address=reserved.kv_address,
             generation=reserved.generation,
+            permit=reserved.permit,
         )
         pushed = await Router(other).ask(far, prefill(900, destination))
         assert isinstance(pushed, PrefillDone) and pushed.kv_bytes == worker.info.layout.size_bytes(899)
@@ -193,6 +195,35 @@ async def test_a_request_that_crosses_gives_the_same_tokens(worker: Worker, mode
         local.send(far, Decode())
         tokens, _ = await whole_answer(local, far)
     assert tokens == expected
+    await at_rest(worker)
+
+
+@pytest.mark.parametrize("whose", ["nobody's", "another attempt's", "another node's"])
+async def test_only_the_permit_of_the_reservation_lets_kv_in(worker: Worker, model_dir: Path, whose: str):
+    """None, one of another attempt, or one that was given to another node: the transfer fails, the reservation is still
+    there, and nothing was received."""
+    local, far, neighbour = Router(worker), attempt(), attempt()
+    source = NodeId("third") if whose == "another node's" else ELSEWHERE
+    async with worker_on(model_dir, ELSEWHERE) as other:
+        reserved = await local.ask(far, reserve(worker, 900, source))
+        theirs = await local.ask(neighbour, reserve(worker, 900, ELSEWHERE))
+        assert isinstance(reserved, Reserved) and isinstance(theirs, Reserved)
+        assert len({reserved.permit.ticket, theirs.permit.ticket, b""}) == 3
+        assert len({reserved.permit.key_out, reserved.permit.key_back, theirs.permit.key_out, b""}) == 4
+        permits = {"nobody's": NO_PERMIT, "another attempt's": theirs.permit, "another node's": reserved.permit}
+        destination = Destination(
+            node=HERE,
+            incarnation=reserved.incarnation,
+            kv_address=reserved.kv_address,
+            generation=reserved.generation,
+            permit=permits[whose],
+        )
+        failed = await Router(other).ask(far, prefill(900, destination))
+        assert isinstance(failed, Failed) and isinstance(failed.error, TransferFailed), failed
+        await at_rest(other)
+    assert worker.load().active_sequences == 2
+    for each in (far, neighbour):
+        local.send(each, Cancel())
     await at_rest(worker)
 
 
@@ -284,6 +315,29 @@ async def test_no_room_is_said_at_once(worker: Worker):
     too_much = await refusal(router, reserve(worker, 40_000, ELSEWHERE))
     assert too_much == KV_ROOM
     assert isinstance(await router.ask(attempt(), reserve(worker, 50)), Reserved)
+
+
+async def test_a_prefill_without_room_for_its_kv_computes_nothing(worker: Worker, model_dir: Path):
+    """The span is taken before the engine begins: a pool that is full of KV on its way out refuses at once, and the
+    engine is never further ahead of the line than the spans it has."""
+    async with worker_on(
+        model_dir, ELSEWHERE, replace(LIMITS, max_tokens=200_000, max_prefill_tokens=200_000)
+    ) as other:
+        router, blocked = Router(other), attempt()
+        nobody = Destination(node=HERE, incarnation=Incarnation(1), kv_address="127.0.0.1:1", generation=1)
+        router.send(blocked, prefill(40_000, nobody))
+        failed = await router.answer(blocked)
+        assert isinstance(failed, Failed) and isinstance(failed.error, Overloaded)
+        assert failed.error.resource == KV_ROOM
+        small = attempt()
+        await router.ask(small, reserve(other, 600))
+        assert isinstance(await router.ask(small, prefill(600)), PrefillDone)
+        router.send(small, Cancel())
+        await at_rest(other)
+        async with asyncio.timeout(LIVENESS_S):
+            while other._engine.load.prefill_tokens_total < 599:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert other._engine.load.prefill_tokens_total == 599
 
 
 async def refusal(router: Router, command: Reserve) -> str:

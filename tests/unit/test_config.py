@@ -32,6 +32,8 @@ def test_command_line_beats_environment_beats_file_beats_default(tmp_path: Path)
         ("[router]\nport = 70000\n", "router.port"),
         ("[worker]\nrole = 'both'\n", "worker.role"),
         ("[kv]\npool_bytes = -1\n", "kv.pool_bytes"),
+        ("[kv]\ncongestion = 'fast'\n", "kv.congestion"),
+        ("[kv]\nmin_lanes = 8\nmax_lanes = 4\n", "kv.min_lanes"),
         ("router = 1\n", "router"),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.cluster import Incarnation, Namespace, Node, NodeId, NodeKind, RegionId, Role
+from prfaas.cluster import ClusterView, Incarnation, Namespace, Node, NodeId, NodeKind, RegionId, Role
 from prfaas.errors import (
     KV_ROOM,
     DeadlineExceeded,
@@ -218,6 +218,44 @@ def test_the_last_attempt_needs_nobody_but_the_decode_node():
     story = world.complete(prompt(500))
     assert world.pairs[-1] == ("d0", "d0")
     assert story.route is not None and story.route.reason is Reason.FALLBACK
+
+
+@pytest.mark.parametrize(
+    ("choice", "lost"),
+    [
+        (OnPrefillFailure.LOCAL, [TransferFailed("a", "link")]),
+        (OnPrefillFailure.RETRY, [TransferFailed("a", "link"), TransferFailed("b", "link")]),
+    ],
+)
+def test_the_decode_node_goes_on_with_what_has_arrived(choice, lost):
+    """Under the reservation of the attempt that failed, on the node that holds it, although others are less busy."""
+    params = replace(PARAMS, on_prefill_failure=choice)
+    world = World(far("p0"), far("p1"), *(node(f"d{number}", Role.DECODE) for number in range(3)), params=params)
+    world.cluster.plan("prefill", *lost)
+    world.complete(prompt(500))
+    *_, failed, done = world.story.attempts
+    assert world.endings == [Ending.PREFILL_LOST] * len(lost) + [Ending.DONE]
+    assert done.id == failed.id and world.pairs[-1] == (failed.route.decode, failed.route.decode)
+    assert len({attempt.id for attempt in world.story.attempts}) == len(lost)
+
+
+def test_what_has_arrived_is_given_up_with_its_node():
+    """It has left the view by then: another node begins anew, and nothing is held for nobody."""
+    params = replace(PARAMS, on_prefill_failure=OnPrefillFailure.LOCAL)
+    world = World(*TRIO, params=params, prefill=[TransferFailed("a", "link")])
+    chosen = choose(prompt(500), NO_MATCHES, world.ports.view(), ROUTING).decode
+    views = iter([world.ports.view()])
+
+    def view() -> ClusterView:
+        whole = world.cluster.view()
+        left = {name: each for name, each in whole.nodes.items() if name != chosen}
+        gone = replace(whole, nodes=left, decode=tuple(name for name in whole.decode if name != chosen))
+        return next(views, gone)
+
+    world.ports.view = view
+    world.complete(prompt(500))
+    first, second = world.story.attempts
+    assert first.id != second.id and world.pairs[1][0] == world.pairs[1][1] != chosen
 
 
 def test_when_everything_fails_the_first_cause_is_raised():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.cluster import Incarnation, Namespace, Node, NodeId, NodeKind, NodeLoad, RegionId, Role, WireRange
+from prfaas.cluster import Egress, Incarnation, Namespace, Node, NodeId, NodeKind, NodeLoad, RegionId, Role, WireRange
 from prfaas.membership.records import (
     Kind,
     Measured,
@@ -21,6 +21,18 @@ from prfaas.membership.records import (
     read_telemetry,
 )
 
+SENDS = Egress(
+    region=RegionId("pd"),
+    queued_bytes=11,
+    sent_bytes_per_s=12.5,
+    backlogged_bytes_per_s=13.5,
+    rtt_s=0.03,
+    retransmitted_bytes_per_s=1.5,
+    queue_age_s=0.25,
+    unsent_bytes=5,
+    lanes=4,
+    congestion="bbr",
+)
 NODE = Node(
     id=NodeId("p0"),
     region=RegionId("far"),
@@ -36,7 +48,7 @@ NODE = Node(
     eos_token_ids=(2, 7),
     hardware="h200",
     prefill_share=0.25,
-    load=NodeLoad(7, 2, 300, 4000, 5000, draining=True),
+    load=NodeLoad(7, 2, 300, 4000, 5000, draining=True, egress=(SENDS,)),
 )
 MEASURED = Measured(NODE.load, {"prefilled_tokens": 11})
 
@@ -44,7 +56,8 @@ MEASURED = Measured(NODE.load, {"prefilled_tokens": 11})
 def test_a_node_comes_back_as_it_was_written():
     """Record and telemetry together are the node, all 64 bits of its incarnation included. The example sets every
     field, so that one forgotten in the record shows."""
-    assert all(getattr(NODE, field.name) != field.default for field in fields(NODE))
+    for example in (NODE, SENDS):
+        assert all(getattr(example, field.name) != field.default for field in fields(example))
     record = NodeRecord.of(NODE)
     telemetry = TelemetryRecord.of(MEASURED, record, seq=5)
     read, measured = read_node(NODE.id, encode(record)), read_telemetry(encode(telemetry))
@@ -68,6 +81,15 @@ def test_fields_of_newer_versions_are_ignored_and_of_older_ones_filled_in():
     assert record is not None and record.to_node(NodeLoad()).wire == WireRange(1, 1)
     telemetry = read_telemetry(b'{"incarnation": "fedcba9876543210", "role": "mixed", "seq": 1, "watts": 3.5}')
     assert telemetry is not None and telemetry.load() == NodeLoad()
+
+
+def test_a_sender_that_knows_nothing_of_its_lanes_is_read_as_one():
+    """An older version writes three numbers per region; round trip and retransmissions are then unknown, not 0."""
+    sends = b'{"region": "pd", "queued_bytes": 9, "sent_bytes_per_s": 8.5, "backlogged_bytes_per_s": null}'
+    value = b'{"incarnation": "fedcba9876543210", "role": "prefill", "seq": 1, "egress": [' + sends + b"]}"
+    telemetry = read_telemetry(value)
+    assert telemetry is not None and telemetry.load().egress == (Egress(RegionId("pd"), 9, 8.5),)
+    assert telemetry.load().egress[0].rtt_s is telemetry.load().egress[0].retransmitted_bytes_per_s is None
 
 
 @pytest.mark.parametrize(

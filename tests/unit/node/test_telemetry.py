@@ -1,5 +1,7 @@
 """Opposite `prfaas/node/telemetry.py`: rates between two readings of the pump's counters."""
 
+import msgspec
+
 from prfaas.cluster import Egress, RegionId
 from prfaas.node.telemetry import rates
 from prfaas.transfer.pump.messages import Egress as Counters
@@ -14,7 +16,36 @@ def counters(sent: int, backlogged: float, backlogged_s: float, queued: int = 0)
 def test_rates_cover_the_time_between_two_readings():
     """What was sent over the time that has passed, and the goodput over the time that had a backlog."""
     found = rates(counters(100, 50, 1.0), counters(1100, 450, 1.5, queued=7), elapsed_s=2.0)
-    assert found == Egress(RegionId("b"), 7, 500.0, 800.0)
+    assert found == Egress(RegionId("b"), 7, 500.0, 800.0, retransmitted_bytes_per_s=0.0)
+
+
+def test_what_the_lanes_say_is_passed_on():
+    """Retransmissions become a rate; the rest is as it was last seen."""
+    before = msgspec.structs.replace(counters(0, 0, 0.0), retransmitted_bytes=1000, rtt_s=0.5, lanes=1)
+    after = msgspec.structs.replace(
+        counters(0, 0, 0.0),
+        retransmitted_bytes=1600,
+        rtt_s=0.03,
+        lanes=4,
+        congestion="bbr",
+        queue_age_s=0.2,
+        unsent_bytes=77,
+    )
+    found = rates(before, after, elapsed_s=2.0)
+    assert (found.rtt_s, found.retransmitted_bytes_per_s, found.queue_age_s) == (0.03, 300.0, 0.2)
+    assert (found.unsent_bytes, found.lanes, found.congestion) == (77, 4, "bbr")
+
+
+def test_who_uses_up_its_allowance_learns_nothing_of_the_line():
+    """A line taken for as narrow as what the leader allows would make routing avoid it. One that does not even carry
+    that much has shown what it is."""
+    before, brief = counters(0, 0.0, 0.0), counters(950, 950.0, 1.0, queued=9)
+    after = msgspec.structs.replace(brief, queue_age_s=1.0)
+    assert rates(before, after, 1.0, allowed=1000.0).backlogged_bytes_per_s is None
+    assert rates(before, after, 1.0, allowed=2000.0).backlogged_bytes_per_s == 950.0
+    assert rates(before, brief, 1.0, allowed=2000.0).backlogged_bytes_per_s is None
+    assert rates(before, brief, 1.0).backlogged_bytes_per_s == 950.0
+    assert rates(before, after, 1.0, allowed=1000.0).sent_bytes_per_s == 950.0
 
 
 def test_without_a_backlog_nothing_is_known_of_the_line():

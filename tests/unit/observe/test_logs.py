@@ -55,6 +55,22 @@ structlog.get_logger().info("got", prompt="my diary", api_key="sk-1", body=b"my 
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
+def test_a_traceback_does_not_show_what_variables_held(log_format: str):
+    """Prompts and keys are in the variables of most functions that can fail."""
+    lines = run(f"""
+configure({log_format!r})
+def fail(prompt):
+    raise ValueError("no")
+try:
+    fail("my " + "diary")
+except ValueError:
+    structlog.get_logger().exception("failed")
+""")
+    assert "ValueError: no" in "\n".join(lines)
+    assert "my diary" not in "\n".join(lines)
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
 def test_the_level_filters_and_errors_keep_their_traceback(log_format: str):
     """Below the level nothing is written; an exception comes with its traceback."""
     lines = run(f"""

@@ -59,8 +59,11 @@ def test_a_followed_total_is_never_counted_twice_and_survives_a_restart_of_its_s
     """Engine and pump report running totals; the counter grows by the difference, and by all of it after a restart."""
     metrics = Metrics(names.WORKER)
     for total in (100, 100, 250, 30):
-        metrics.follow(names.KV_SENT_BYTES, total)
-    assert series(metrics)["prfaas_worker_kv_sent_bytes_total"] == 280
+        metrics.follow(names.KV_SENT_BYTES, total, peer_region="far")
+        metrics.follow(names.KV_SENT_BYTES, 7, peer_region="near")
+    found = series(metrics)
+    assert found['prfaas_worker_kv_sent_bytes_total{peer_region="far"}'] == 280
+    assert found['prfaas_worker_kv_sent_bytes_total{peer_region="near"}'] == 7
 
 
 def test_exactly_one_role_is_shown():

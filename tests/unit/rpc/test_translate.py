@@ -1,6 +1,7 @@
 """Commands, events and errors survive the wire; what cannot be read is answered and never raised at the wrong place."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -19,7 +20,7 @@ from prfaas.errors import (
     PrfaasError,
     TransferFailed,
 )
-from prfaas.request import AttemptId, FinishReason, RequestId, Sampling
+from prfaas.request import AttemptId, FinishReason, Permit, RequestId, Sampling
 from prfaas.rpc.commands import (
     Cancel,
     Decode,
@@ -34,7 +35,9 @@ from prfaas.rpc.commands import (
     WorkerDescription,
 )
 from prfaas.rpc.translate import (
+    KEY_BYTES,
     MAX_COMMAND_BYTES,
+    MAX_TICKET_BYTES,
     pack_attempt,
     pack_command,
     pack_description,
@@ -69,7 +72,11 @@ samplings = st.builds(
     seed=uint64,
     stop_token_ids=st.lists(uint32, max_size=5).map(tuple),
 )
-destinations = st.builds(Destination, node=nodes, incarnation=incarnations, kv_address=texts, generation=uint32)
+keys = st.just(b"") | st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES)
+permits = st.builds(Permit, ticket=st.binary(max_size=MAX_TICKET_BYTES), key_out=keys, key_back=keys)
+destinations = st.builds(
+    Destination, node=nodes, incarnation=incarnations, kv_address=texts, generation=uint32, permit=permits
+)
 commands = st.one_of(
     st.builds(
         Reserve,
@@ -93,7 +100,7 @@ commands = st.one_of(
 )
 top_logits = st.lists(st.tuples(uint32, st.floats(allow_nan=False, width=32)), max_size=4).map(tuple)
 events = st.one_of(
-    st.builds(Reserved, kv_address=texts, generation=uint32, incarnation=incarnations),
+    st.builds(Reserved, kv_address=texts, generation=uint32, incarnation=incarnations, permit=permits),
     st.builds(
         PrefillDone, queue_s=doubles, compute_s=doubles, exposed_s=doubles, prefill_tokens=uint32, kv_bytes=uint64
     ),
@@ -252,3 +259,24 @@ def test_a_worker_says_who_it_is(node, incarnation, namespace, oldest, newest):
     """Identity and wire versions cross unchanged."""
     told = WorkerDescription(node=node, incarnation=incarnation, namespace=namespace, wire=WireRange(oldest, newest))
     assert unpack_description(pb.DescribeResponse.FromString(pack_description(told).SerializeToString())) == told
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"ticket": bytes(MAX_TICKET_BYTES + 1)}, {"key_out": b"short"}, {"key_back": bytes(32)}]
+)
+def test_what_is_no_ticket_or_key_goes_no_further(wrong):
+    """A pump could not use it; the router is told so, or the attempt fails."""
+    command = pb.Command(attempt=pack_attempt(ATTEMPT), prefill=pb.Prefill(prompt=bytes(4)))
+    command.prefill.destination.CopyFrom(pb.Destination(kv_address="h:1", **wrong))
+    with pytest.raises(InvalidRequest):
+        unpack_command(command)
+    event = pb.Event(attempt=pack_attempt(ATTEMPT), reserved=pb.Reserved(kv_address="h:1", **wrong))
+    failed = unpack_event(event, ATTEMPT, WORKER)
+    assert isinstance(failed, Failed) and isinstance(failed.error, PeerUnavailable)
+
+
+@given(permits)
+def test_a_permit_does_not_show_itself(permit):
+    """Whatever is logged with it: the text of an event or a command holds neither ticket nor keys."""
+    nothing = Reserved(kv_address="h:1", generation=1, incarnation=Incarnation(1))
+    assert repr(replace(nothing, permit=permit)) == repr(nothing)

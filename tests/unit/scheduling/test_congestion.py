@@ -98,6 +98,36 @@ def test_a_stalled_line_carries_nothing():
     assert state.capacity_bytes_per_s is not None and state.capacity_bytes_per_s < 0.01
 
 
+def lanes(name: str, *, sent: float, rtt_s: float | None, retransmitted: float | None) -> Node:
+    """A sender that looks at its lanes."""
+    plain = sending(name, sent=sent)
+    (egress,) = plain.load.egress
+    seen = replace(egress, rtt_s=rtt_s, retransmitted_bytes_per_s=retransmitted, queue_age_s=0.5)
+    return replace(plain, load=replace(plain.load, egress=(seen,)))
+
+
+def test_the_round_trip_is_the_shortest_that_a_sender_sees():
+    """A queue in one sender's way makes its own longer, not the link's. It outlives the lanes, and a new way shows."""
+    estimator = LinkEstimator(LINE)
+    far, near = (lanes(name, sent=1.0, rtt_s=rtt_s, retransmitted=0.0) for name, rtt_s in (("p0", 0.08), ("p1", 0.03)))
+    assert after(estimator, 5, far, near).rtt_s == pytest.approx(0.03)
+    idle = lanes("p0", sent=0.0, rtt_s=None, retransmitted=0.0)
+    assert after(estimator, 60, idle, replace(idle, id=near.id), start=5).rtt_s == pytest.approx(0.03)
+    assert after(estimator, 30, far, start=65).rtt_s == pytest.approx(0.08, rel=0.01)
+
+
+def test_the_retransmitted_share_is_of_all_that_went_out():
+    """Only of the senders that count it; nothing is known when nobody does, or when nothing is sent for long."""
+    estimator = LinkEstimator(LINE)
+    silent = sending("p1", sent=1e9)
+    assert after(estimator, 10, silent).retransmitted_ratio is None
+    state = after(estimator, 30, silent, lanes("p0", sent=98.0, rtt_s=0.03, retransmitted=2.0), start=10)
+    assert state.retransmitted_ratio == pytest.approx(0.02) and state.queue_age_s == 0.5
+    assert (
+        after(estimator, 60, lanes("p0", sent=0.0, rtt_s=None, retransmitted=0.0), start=40).retransmitted_ratio is None
+    )
+
+
 def test_without_reports_nothing_changes_but_the_age():
     """Silence is not idleness: no recovery, no abundance."""
     estimator = LinkEstimator(LINE)
@@ -123,6 +153,8 @@ def test_nonsense_is_no_report(nonsense):
     for broken in (
         sending("p0", sent=nonsense, backlogged=10.0, queued=50),
         sending("p0", sent=10.0, backlogged=nonsense, queued=50),
+        lanes("p0", sent=10.0, rtt_s=nonsense, retransmitted=1.0),
+        lanes("p0", sent=10.0, rtt_s=0.01, retransmitted=nonsense),
     ):
         state = after(estimator, 10, broken, start=20)
         assert state == replace(sound, age_s=10.0)

@@ -1,5 +1,6 @@
 """The paper's rule over two matches, load and failures."""
 
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -391,6 +392,24 @@ def test_a_transfer_shows_as_far_as_the_link_is_slower_than_the_prefill():
     late_s = (H200.kv(30_000) - H200.kv(0) + queued) / rate - H200.prefill_s(30_000)
     assert route.predicted is not None and late_s > 0
     assert route.predicted.transfer_exposed_s == pytest.approx(late_s + H200.kv(0) / rate + 0.02)
+
+
+def test_the_measured_round_trip_counts_where_none_is_configured():
+    """What the configuration says is not measured anew; nonsense is no measurement."""
+    rate = 100 * GBPS
+    for configured, measured, expected in (
+        (0.02, 0.08, 0.02),
+        (None, 0.08, 0.08),
+        (None, None, 0),
+        (None, math.nan, 0),
+    ):
+        params = timed(
+            links={(FAR, NEAR): replace(line(100), rtt_s=measured)},
+            rtt_s={} if configured is None else {(FAR, NEAR): configured},
+        )
+        route = choose(prompt(30_001), NO_MATCHES, pair(), params)
+        assert route.predicted is not None
+        assert route.predicted.transfer_exposed_s == pytest.approx(H200.kv(0) / rate + expected)
 
 
 def test_kv_at_the_decode_node_makes_the_transfer_shorter():
