@@ -275,10 +275,6 @@ class ClusterView:
         if not self.busy and self.loads:
             object.__setattr__(self, "busy", {name: Busy.of(load) for name, load in self.loads.items()})
 
-    def load_of(self, node: Node) -> NodeLoad:
-        """As far as it is known: `node.load` is what was reported."""
-        return self.loads.get(node.id, node.load)
-
     def busy_of(self, node: Node) -> Busy:
         return self.busy.get(node.id, node.busy)
 

@@ -219,8 +219,14 @@ class KvConfig(_Section, frozen=True):
         Meta(description='TCP congestion control of KV. "", or where it is not allowed: the system\'s own.'),
     ] = "bbr"
     min_lanes: Annotated[
-        int, Meta(ge=1, le=128, description="As many connections to a peer are worth opening on any line.")
-    ] = 4
+        int,
+        Meta(
+            ge=1,
+            le=128,
+            description="As many connections to a peer are worth opening on any line. More bear losses on long lines"
+            " better.",
+        ),
+    ] = 8
     max_lanes: Annotated[
         int, Meta(ge=1, le=128, description="Most connections to a peer, however long and fast its line.")
     ] = 16

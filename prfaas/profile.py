@@ -4,7 +4,6 @@ One *instance* is the group of accelerators that serves a model together (a node
 say that they are implied or assumed.
 """
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ KILO_TOKENS = 1024
 GBPS = 1e9 / 8
 #: A batch that misses the step limit by no more than rounding fits it.
 ROUNDING = 1e-9
-#: Phi is looked at in so many places to say whether it falls; between the bends of T and S it is smooth.
-PHI_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +77,6 @@ class Profile:
         """Phi_kv(l) = S_kv(l) / T_prefill(l), equation 1: what one busy instance puts on the link."""
         seconds = self.prefill(tokens)
         return self.kv(tokens) / seconds if seconds > 0 else math.inf
-
-    def phi_falls_between(self, low_tokens: float, high_tokens: float) -> bool:
-        """Whether Phi_kv falls all the way, so that longer prompts on busy instances mean less on the link."""
-        low, high = sorted((low_tokens, high_tokens))
-        steps = (low + (high - low) * step / PHI_STEPS for step in range(PHI_STEPS + 1))
-        bends = (x for x in (*self.prefill.xs, *self.kv.xs) if low < x < high)
-        phi = [self.phi_bytes_per_s(tokens) for tokens in sorted({*steps, *bends})]
-        return len(phi) > 1 and all(later < earlier for earlier, later in itertools.pairwise(phi))
 
 
 #: The paper's case study: 1T parameters, KDA and MLA layers, 8 accelerators per instance.

@@ -73,9 +73,13 @@ def workers(admin: str, key: str, as_json: bool) -> None:
 @click.command()
 @click.argument("node")
 @click.argument("role", type=click.Choice([role.value for role in Role]))
-@click.option("--prefill-share", default=0.5, type=click.FloatRange(0, 1, min_open=True, max_open=True))
+@click.option(
+    "--prefill-share",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="Share of its time that a mixed node gives to prefill. [default: 0.5]",
+)
 @admin_options
-def flip(node: str, role: str, prefill_share: float, admin: str, key: str, as_json: bool) -> None:
+def flip(node: str, role: str, prefill_share: float | None, admin: str, key: str, as_json: bool) -> None:
     """Give a PD node another role. It finishes what it has first."""
     body = {"role": role, "prefill_share": prefill_share}
     told = Admin(admin, key).call("POST", "workers", node, "flip", body=body)
@@ -85,10 +89,14 @@ def flip(node: str, role: str, prefill_share: float, admin: str, key: str, as_js
 @click.command()
 @click.argument("node")
 @click.option("--undo", is_flag=True, help="Let it take work again.")
+@click.option("--force", is_flag=True, help="Even if it is the last node that decodes.")
 @admin_options
-def drain(node: str, undo: bool, admin: str, key: str, as_json: bool) -> None:
+def drain(node: str, undo: bool, force: bool, admin: str, key: str, as_json: bool) -> None:
     """Let a worker take nothing new and finish what it has."""
-    told = Admin(admin, key).call("DELETE" if undo else "POST", "workers", node, "drain")
+    if undo and force:
+        raise click.UsageError("--force does not go with --undo")
+    method, body = ("DELETE", None) if undo else ("POST", {"force": force})
+    told = Admin(admin, key).call(method, "workers", node, "drain", body=body)
     _say(told, f"{node} {'takes work again' if undo else 'is draining'}", as_json)
 
 

@@ -33,10 +33,6 @@ class NodeCache:
         self._used_bytes = 0
         self._use = NEVER
 
-    @property
-    def used_bytes(self) -> int:
-        return self._used_bytes
-
     def lookup(self, keys: bytes, handoff_tokens: int) -> Match:
         """What a prefill that starts now finds. The state it resumes from is proven by that."""
         found = self._index.find(keys, handoff_tokens)

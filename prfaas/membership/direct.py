@@ -16,6 +16,9 @@ from prfaas.membership.plans import (
 )
 from prfaas.membership.store import Store
 
+#: A pin that others write at the same time, or whose answer is lost, is read again so often.
+PIN_ATTEMPTS = 3
+
 
 async def publish_plan(store: Store, cluster: str, plan: Plan, made_by: str) -> None:
     """Put the plan in force. Raises StaleEpoch when one of its epoch or a later one is there, PeerUnavailable."""
@@ -39,8 +42,21 @@ def _check_newer(record: PlanRecord, value: bytes | None) -> None:
         raise StaleEpoch(seen=record.epoch, current=there.epoch)
 
 
-async def pin(store: Store, cluster: str, record: PinRecord) -> None:
-    await store.put(pin_key(cluster), readable(record))
+async def pin(store: Store, cluster: str, record: PinRecord) -> PinRecord:
+    """Pin what the record says; what it leaves open stays as it is pinned. What is in force then. Raises
+    PeerUnavailable."""
+    key = pin_key(cluster)
+    for _ in range(PIN_ATTEMPTS):
+        entry = await store.get(key)
+        there = (read(PinRecord, entry.value) if entry else None) or PinRecord()
+        pinned = PinRecord(
+            threshold_tokens=there.threshold_tokens if record.threshold_tokens is None else record.threshold_tokens,
+            mode=there.mode if record.mode is None else record.mode,
+            made_by=record.made_by,
+        )
+        if await store.compare_and_put(key, readable(pinned), entry.mod_revision if entry else 0) is not None:
+            return pinned
+    raise PeerUnavailable("store", "the pin changed whenever it was to be written")
 
 
 async def unpin(store: Store, cluster: str) -> None:

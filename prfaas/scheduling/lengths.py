@@ -8,7 +8,6 @@ Everything asked about "above t" means L > t, everything "below t" means L <= t,
 import itertools
 import math
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -61,11 +60,6 @@ class Lengths:
         edges = [low_tokens * ratio ** (step / LOG_NORMAL_CELLS) for step in range(LOG_NORMAL_CELLS + 1)]
         return cls.weighted((a, b, probability(b) - probability(a)) for a, b in itertools.pairwise(edges))
 
-    @classmethod
-    def of(cls, samples: Iterable[int]) -> "Lengths":
-        """Exactly these lengths, each as often as it occurs."""
-        return cls.weighted((tokens, tokens, count) for tokens, count in sorted(Counter(samples).items()))
-
     @property
     def shortest_tokens(self) -> float:
         return self.lows[0]
@@ -84,27 +78,9 @@ class Lengths:
     def mean(self) -> float:
         return self.expect(_identity)
 
-    def mean_above(self, tokens: float) -> float:
-        """E[L | L > t], the paper's l_long."""
-        return self.expect_above(_identity, tokens)
-
-    def mean_below(self, tokens: float) -> float:
-        """E[L | L <= t], the paper's l_short."""
-        return self.expect_below(_identity, tokens)
-
     def expect(self, function: Function) -> float:
         """E[f(L)]."""
         return self.integrated(function).whole
-
-    def expect_above(self, function: Function, tokens: float) -> float:
-        """E[f(L) | L > t]; f(t) when nothing is longer."""
-        share = self.tail(tokens)
-        return self.integrated(function).above(tokens) / share if share > 0 else function(tokens)
-
-    def expect_below(self, function: Function, tokens: float) -> float:
-        """E[f(L) | L <= t]; f(t) when nothing is that short."""
-        share = 1 - self.tail(tokens)
-        return self.integrated(function).below(tokens) / share if share > 0 else function(tokens)
 
     def quantile(self, q: float) -> float:
         """The length that a share `q` of the requests does not exceed; with a uniform `q`, a draw."""

@@ -39,9 +39,3 @@ class BlankContent:
 
     def tokens(self, kv: bytes, request: Request, start: int, stop: int) -> bytes:
         return bytes(TOKEN_BYTES * (stop - start))
-
-
-def expected_output(request: Request) -> bytes:
-    """The tokens that any correct run of the request yields, with `DigestContent`."""
-    content = DigestContent()
-    return content.tokens(content.kv_of(request), request, 0, request.sampling.max_tokens)

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from prfaas.sim.structs import Section
+from prfaas.sim.structs import Lapse, Seconds, Section
 
-At = Annotated[float, Meta(ge=0)]
+At = Lapse
 Chance = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -16,7 +16,7 @@ class LinkStep(Section, frozen=True, tag="link", tag_field="kind"):
     at_s: At
     source: str
     target: str
-    gbps: Annotated[float, Meta(ge=0)]
+    gbps: Annotated[float, Meta(ge=0, le=1e6)]
 
 
 class NodeDeath(Section, frozen=True, tag="node", tag_field="kind"):
@@ -24,14 +24,14 @@ class NodeDeath(Section, frozen=True, tag="node", tag_field="kind"):
 
     at_s: At
     node: str
-    down_s: Annotated[float, Meta(gt=0)] | None = None
+    down_s: Seconds | None = None
 
 
 class StoreOutage(Section, frozen=True, tag="store", tag_field="kind"):
     """The store cannot be reached for `for_s`, and comes back with its data or `empty`."""
 
     at_s: At
-    for_s: Annotated[float, Meta(gt=0)]
+    for_s: Seconds
     empty: bool = False
 
 

@@ -36,6 +36,10 @@ class Policy(Section, frozen=True):
     t_force: Annotated[int, Meta(ge=0)] | None = None
     ttft_slo_s: Annotated[float, Meta(gt=0)] | None = None
 
+    def __post_init__(self) -> None:
+        if self.t_force is not None and self.t_min > self.t_force:
+            raise ValueError(f"t_min: {self.t_min} is above t_force, {self.t_force}")
+
     def decide(self) -> Choose:
         """A function of its own for each router, as round robin counts."""
         match self.rule:

@@ -42,6 +42,11 @@ def variants(path: Path, changed: Sequence[tuple[str, Sequence[Any]]]) -> list[t
     """What is set, and the scenario that it makes; the last name varies fastest. Raises ConfigError."""
     encoded = msgspec.json.encode(load(path))
     names = [name for name, _ in changed]
+    for name, values in changed:
+        if sum(SHORT.get(each, each) == SHORT.get(name, name) for each in names) > 1:
+            raise ConfigError(name, "set more than once")
+        if len({json.dumps(value, sort_keys=True) for value in values}) < len(values):
+            raise ConfigError(name, "the same value more than once")
     made: list[tuple[Settings, Scenario]] = []
     for values in itertools.product(*(values for _, values in changed)):
         settings = dict(zip(names, values, strict=True))

@@ -13,14 +13,14 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from prfaas.sim.structs import Section
+from prfaas.sim.structs import Lapse, Seconds, Section, Tokens
 from prfaas.sim.trace_files import TraceFormat
 
 #: Lengths and rates of a diurnal day change in so many steps.
 DIURNAL_STEPS = 96
 
-Positive = Annotated[float, Meta(gt=0)]
-Tokens = Annotated[int, Meta(ge=1)]
+#: What rates and lengths may be multiplied by.
+Factor = Annotated[float, Meta(ge=1e-4, le=1e4)]
 
 
 class Arrival(NamedTuple):
@@ -35,9 +35,9 @@ class Arrival(NamedTuple):
 class Change(Section, frozen=True):
     """From `at_s` on, for `for_s` seconds (None: for good), multiply by `factor`."""
 
-    at_s: Annotated[float, Meta(ge=0)]
-    factor: Positive
-    for_s: Positive | None = None
+    at_s: Lapse
+    factor: Factor
+    for_s: Seconds | None = None
 
     def at(self, when_s: float) -> float:
         over = self.for_s is not None and when_s >= self.at_s + self.for_s
@@ -52,25 +52,42 @@ class Diurnal(Section, frozen=True):
     """The rate swings around its mean by `amplitude` of it, over `period_s`; it begins at the mean and rises."""
 
     amplitude: Annotated[float, Meta(ge=0, lt=1)]
-    period_s: Positive = 86400.0
+    period_s: Annotated[float, Meta(ge=1, le=1e9)] = 86400.0
 
 
 class Arrivals(Section, frozen=True):
     """`cv`: coefficient of variation of the times between arrivals. 1 is a Poisson process, more is burstier."""
 
-    rate_per_s: Positive
-    cv: Positive = 1.0
+    rate_per_s: Annotated[float, Meta(gt=0, le=1e5)]
+    cv: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
     diurnal: Diurnal | None = None
     changes: tuple[Change, ...] = ()
+
+    @property
+    def most_per_s(self) -> float:
+        """The rate at its highest."""
+        edges = {0.0, *(edge for change in self.changes for edge in change.edges)}
+        factor = max(math.prod(change.at(edge) for change in self.changes) for edge in edges)
+        return self.rate_per_s * factor * (1.0 if self.diurnal is None else 1.0 + self.diurnal.amplitude)
 
 
 class LogNormal(Section, frozen=True, tag="log_normal", tag_field="kind"):
     """ln L is normal with `mu` and `sigma`, given that L is within the bounds."""
 
-    mu: float = 9.90
-    sigma: Annotated[float, Meta(ge=0)] = 1.00
+    mu: Annotated[float, Meta(ge=-100, le=100)] = 9.90
+    sigma: Annotated[float, Meta(ge=0, le=100)] = 1.00
     low_tokens: Tokens = 128
     high_tokens: Tokens = 131072
+
+    def __post_init__(self) -> None:
+        if self.low_tokens > self.high_tokens:
+            raise ValueError(f"low_tokens: {self.low_tokens} is above high_tokens, {self.high_tokens}")
+        if not _mass(self)[1] > 1e-9:
+            raise ValueError(f"mu: no length from {self.low_tokens} to {self.high_tokens} tokens ever comes up")
+
+    @property
+    def longest_tokens(self) -> int:
+        return self.high_tokens
 
     def draw(self, chance: random.Random, mirrored: bool = False) -> int:
         """By one uniform number u: the u-quantile, or mirrored the one of 1 - u."""
@@ -99,6 +116,10 @@ def _mass(lengths: LogNormal) -> tuple[float, float]:
 class Fixed(Section, frozen=True, tag="fixed", tag_field="kind"):
     tokens: Tokens
 
+    @property
+    def longest_tokens(self) -> int:
+        return self.tokens
+
     def draw(self, chance: random.Random, mirrored: bool = False) -> int:
         return self.tokens
 
@@ -109,8 +130,8 @@ class Trace(Section, frozen=True):
 
     path: str
     format: TraceFormat
-    rate_scale: Positive = 1.0
-    jitter_s: Annotated[float, Meta(ge=0)] = 0.0
+    rate_scale: Factor = 1.0
+    jitter_s: Lapse = 0.0
     max_tokens: Tokens | None = None
 
 
@@ -131,6 +152,16 @@ class Workload(Section, frozen=True):
     def __post_init__(self) -> None:
         if (self.arrivals is None) == (self.trace is None):
             raise ValueError("workload: exactly one of `arrivals` and `trace`")
+        if self.trace is not None:
+            plain = Workload(trace=None, arrivals=Arrivals(rate_per_s=1.0))
+            for name in ("prompts", "outputs", "length_changes", "mirrors"):
+                if getattr(self, name) != getattr(plain, name):
+                    raise ValueError(f"workload: `{name}` is for requests that are drawn; the trace has its own")
+
+    @property
+    def longest_output_tokens(self) -> int | None:
+        """None for a trace, of which is left out what does not fit."""
+        return None if self.trace is not None else self.outputs.longest_tokens
 
 
 Kind = Literal["gaps", "prompts", "outputs", "jitter", "windows"]

@@ -14,7 +14,7 @@ import msgspec
 from prfaas.errors import InvalidRequest, PeerUnavailable, StaleEpoch
 from services.router.http.errors import error_response
 from services.router.http.messages import HttpRequest, Response
-from services.router.operator import Flip, Operator, Pin
+from services.router.operator import Drain, Flip, Operator, Pin
 
 PREFIX = "/admin/v1/"
 
@@ -52,7 +52,7 @@ class AdminApi:
             case "POST", ("workers", node, "flip"):
                 return _json(await operator.flip(node, msgspec.json.decode(http.body, type=Flip)))
             case "POST", ("workers", node, "drain"):
-                return _json(await operator.drain(node))
+                return _json(await operator.drain(node, msgspec.json.decode(http.body or b"{}", type=Drain)))
             case "DELETE", ("workers", node, "drain"):
                 return _json(await operator.undrain(node))
             case "GET", ("threshold",):

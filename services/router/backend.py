@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-from prfaas.cluster import ClusterView
+from prfaas.cluster import ClusterView, Role
 from prfaas.errors import Overloaded
 from prfaas.flows.ports import ServePorts, TokenBatch
 from prfaas.flows.serve import ServeParams, serve
@@ -48,8 +48,12 @@ class ClusterBackend:
                 )
         return [longest[model] for model in sorted(longest)]
 
-    def ready(self) -> bool:
-        return not self.draining and bool(self._view().decode)
+    def obstacle(self) -> str | None:
+        view = self._view()
+        if view.decode:
+            return "this router is draining" if self.draining else None
+        draining = any(node.role is not Role.PREFILL and node.load.draining for node in view.nodes.values())
+        return "all nodes that decode are draining" if draining else "no live worker serves a model"
 
     async def complete(self, request: Request, story: Story) -> AsyncGenerator[TokenBatch, None]:
         if self._in_flight >= self._max_in_flight:

@@ -1,5 +1,6 @@
 """What an operator can ask of the cluster and do to it, by way of one router."""
 
+import math
 from typing import Annotated, Any
 
 import msgspec
@@ -22,7 +23,17 @@ from services.router.explain import described_links, described_situation, explan
 
 class Flip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: Role
-    prefill_share: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.5
+    prefill_share: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+
+
+class Drain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`force`: even if nobody is left to decode."""
+
+    force: bool = False
+
+
+#: What a mixed node gives to prefill when nothing is said.
+HALF = 0.5
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,9 +70,10 @@ class Operator:
         node = self._node(view, name)
         if node.kind is not NodeKind.PD:
             raise InvalidRequest(f"{name} is a prefill worker: it has one role", param="node")
-        share = {Role.PREFILL: 1.0, Role.DECODE: 0.0, Role.MIXED: flip.prefill_share}[flip.role]
-        others = [view.nodes[each] for each in view.decode if each != node.id]
-        if share >= 1 and not any(other.model == node.model for other in others):
+        if flip.prefill_share is not None and flip.role is not Role.MIXED:
+            raise InvalidRequest("prefill_share goes with the role mixed only", param="prefill_share")
+        share = {Role.PREFILL: 1.0, Role.DECODE: 0.0, Role.MIXED: flip.prefill_share or HALF}[flip.role]
+        if share >= 1 and not _others_decode(view, node):
             raise InvalidRequest(f"{name} is the last node that decodes {node.model}", param="role")
         plan = Plan(
             epoch=1 + view.highest_epoch,
@@ -72,8 +84,14 @@ class Operator:
         await direct.publish_plan(self._store, self._cluster, plan, self._router)
         return {"node": name, "role": flip.role.value, "prefill_share": share, "epoch": plan.epoch}
 
-    async def drain(self, name: str) -> dict[str, Any]:
-        node = self._node(self._follower.view(), name)
+    async def drain(self, name: str, drain: Drain) -> dict[str, Any]:
+        view = self._follower.view()
+        node = self._node(view, name)
+        if not drain.force and node.id in view.decode and not _others_decode(view, node):
+            raise InvalidRequest(
+                f"{name} is the last node that decodes {node.model}: drained, it leaves none; force it if so meant",
+                param="force",
+            )
         await direct.drain(self._store, self._cluster, node, self._router)
         return {"node": name, "draining": True}
 
@@ -93,12 +111,15 @@ class Operator:
         }
 
     async def pin(self, pin: Pin) -> dict[str, Any]:
+        """Of threshold and mode, what is not given stays as it is pinned."""
         if pin.threshold_tokens is None and pin.mode is None:
             raise InvalidRequest("nothing to pin: give threshold_tokens or mode")
+        longest = max((node.max_context_tokens for node in self._follower.view().nodes.values()), default=math.inf)
+        if pin.threshold_tokens is not None and pin.threshold_tokens > longest:
+            raise InvalidRequest(f"no prompt is longer than {longest} tokens", param="threshold_tokens")
         mode = pin.mode.value if pin.mode is not None else None
         record = PinRecord(threshold_tokens=pin.threshold_tokens, mode=mode, made_by=self._router)
-        await direct.pin(self._store, self._cluster, record)
-        return {"pinned": plain(record)}
+        return {"pinned": plain(await direct.pin(self._store, self._cluster, record))}
 
     async def unpin(self) -> dict[str, Any]:
         await direct.unpin(self._store, self._cluster)
@@ -162,6 +183,10 @@ class Operator:
             "egress": [plain(EgressRecord.of(each)) for each in load.egress],
             "counters": telemetry.counters if telemetry is not None else {},
         }
+
+
+def _others_decode(view: ClusterView, node: Node) -> bool:
+    return any(each != node.id and view.nodes[each].model == node.model for each in view.decode)
 
 
 def _outcome(outcome: Proposal | Hold | None) -> dict[str, Any] | None:

@@ -84,6 +84,16 @@ async def test_a_threshold_is_pinned_and_unpinned(cluster: LocalCluster):
     assert (await complete(cluster, token_ids(60), 2)).receipt["path"] == "local"
 
 
+async def test_pinning_one_setting_keeps_the_other(cluster: LocalCluster):
+    """Threshold and mode are pinned by themselves, and unpinned together."""
+    await prfaas(cluster, "threshold", "--pin", "100")
+    assert "t = 100, mode always" in await prfaas(cluster, "threshold", "--mode", "always")
+    assert "t = 200, mode always" in await prfaas(cluster, "threshold", "--pin", "200")
+    await prfaas(cluster, "threshold", "--unpin")
+    assert (await prfaas(cluster, "threshold", "--pin", "70")).strip() == "pinned: t = 70"
+    await prfaas(cluster, "threshold", "--unpin")
+
+
 async def test_a_mode_is_pinned_and_unpinned(cluster: LocalCluster):
     """Never: even the longest prompt stays."""
 
@@ -109,8 +119,33 @@ async def test_a_worker_is_drained_and_comes_back(cluster: LocalCluster):
     await eventually(lambda: decodes_on({"decode-0"}))
     _, told = await call(cluster, "GET", "/admin/v1/workers")
     assert [each["id"] for each in told["workers"] if each["draining"]] == ["decode-1"]
+    assert "last node that decodes" in await prfaas(cluster, "drain", "decode-0", code=1)
+    await prfaas(cluster, "drain", "prefill-0")
+    await prfaas(cluster, "drain", "prefill-0", "--undo")
     await prfaas(cluster, "drain", "decode-1", "--undo")
     await eventually(lambda: decodes_on({"decode-0", "decode-1"}))
+
+
+async def test_the_last_decoder_is_drained_by_force_only(cluster: LocalCluster):
+    """And who asks meanwhile is told that nodes drain, not that there are none."""
+
+    async def refused() -> bool:
+        """requests are refused"""
+        return (await asyncio.to_thread(ask, "GET", f"{cluster.endpoint}/ready"))[0] == 503
+
+    async def served() -> bool:
+        """requests are served"""
+        return not await refused()
+
+    for name in ("decode-0", "decode-1"):
+        await prfaas(cluster, "drain", name, "--force")
+    await eventually(refused)
+    body = {"model": cluster.plan.model_dir.name, "prompt": "hello", "max_tokens": 2}
+    status, answer = await asyncio.to_thread(ask, "POST", f"{cluster.endpoint}/v1/completions", body=body)
+    assert status == 503 and "all nodes that decode are draining" in answer
+    for name in ("decode-0", "decode-1"):
+        await prfaas(cluster, "drain", name, "--undo")
+    await eventually(served)
 
 
 async def test_a_node_is_flipped(cluster: LocalCluster):
@@ -169,10 +204,13 @@ async def test_field_L2_a_request_is_explained_by_any_of_its_names(cluster: Loca
         ("POST", "/admin/v1/workers/prefill-0/flip", {"role": "decode"}, 400),
         ("POST", "/admin/v1/workers/decode-0/flip", {"role": "chef"}, 400),
         ("POST", "/admin/v1/workers/decode-0/flip", {"role": "mixed", "prefill_share": 1.5}, 400),
+        ("POST", "/admin/v1/workers/decode-0/flip", {"role": "decode", "prefill_share": 0.3}, 400),
         ("POST", "/admin/v1/workers/decode-0/flip", None, 400),
+        ("POST", "/admin/v1/workers/decode-0/drain", {"forced": True}, 400),
         ("POST", "/admin/v1/workers/nobody/drain", None, 404),
         ("PUT", "/admin/v1/threshold", {}, 400),
         ("PUT", "/admin/v1/threshold", {"threshold_tokens": -1}, 400),
+        ("PUT", "/admin/v1/threshold", {"threshold_tokens": 10**9}, 400),
         ("PUT", "/admin/v1/threshold", {"treshold": 5}, 400),
         ("GET", "/admin/v1/explain/nobody", None, 404),
     ],

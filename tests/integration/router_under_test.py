@@ -36,7 +36,7 @@ class EchoBackend:
 
     def __init__(self) -> None:
         self._ids = itertools.count(1)
-        self.is_ready = True
+        self.why_not: str | None = None
         self.names = (ECHO, STUCK, STALLS, BREAKS, FULL, BUGGY, ENDLESS)
         self.running = 0
         self.sent_batches = 0
@@ -46,8 +46,8 @@ class EchoBackend:
     def models(self) -> Sequence[ModelCard]:
         return [ModelCard(id=name, created=1, max_context_tokens=2000, eos_token_ids=(1,)) for name in self.names]
 
-    def ready(self) -> bool:
-        return self.is_ready
+    def obstacle(self) -> str | None:
+        return self.why_not
 
     def new_request_id(self) -> RequestId:
         return RequestId(f"{next(self._ids):032x}")

@@ -383,11 +383,13 @@ def test_routes_and_methods(router: Router):
         assert wire.ask("HEAD", "/v1/nothing").status == 404
         assert wire.ask("GET", "/metrics").body.startswith(b"# TYPE")
         assert [wire.ask("GET", path).status for path in ("/live", "/ready", "/health")] == [200, 200, 200]
-        router.backend.is_ready = False
+        router.backend.why_not = "all nodes that decode are draining"
         assert [wire.ask("GET", path).status for path in ("/live", "/ready", "/health")] == [200, 503, 503]
         router.backend.names = ()
         gone = wire.ask("POST", "/v1/completions", {"model": ECHO, "prompt": "x"})
         assert (gone.status, gone.headers["retry-after"]) == (503, "1")
+        for told in (gone, wire.ask("GET", "/ready")):
+            assert "all nodes that decode are draining" in told.json["error"]["message"]
 
 
 def test_request_ids_are_echoed_or_made(router: Router):

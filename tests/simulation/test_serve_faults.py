@@ -19,11 +19,11 @@ from prfaas.flows.story import Ending, Story
 from prfaas.request import NO_MATCHES, Request, RequestId, Sampling
 from prfaas.scheduling.routing import RoutingParams
 from prfaas.sim.cluster import Faults, SimCluster
-from prfaas.sim.content import expected_output
 from prfaas.sim.instance import Costs
 from prfaas.sim.kernel import Kernel
 from prfaas.sim.serve_ports import SimServePorts
 from prfaas.sim.task import Cancelled, Task
+from tests.right_answers import expected_output
 
 SEEDS = 600
 SEEDS_PER_TEST = 60

@@ -46,7 +46,7 @@ class Start(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     connect_s: float
     integrity: Integrity = "crc32c"
     congestion: str = ""
-    min_lanes: int = 4
+    min_lanes: int = 8
     max_lanes: int = 16
     lane_idle_s: float = 300.0
 

@@ -153,16 +153,16 @@ class OpenAiApi:
     def _card(self, model: str) -> ModelCard:
         cards = self._backend.models()
         if not cards:  # a model that comes back must not look like one that never was
-            raise Overloaded("no live worker serves a model")
+            raise Overloaded(self._backend.obstacle() or "no model is served")
         for card in cards:
             if card.id == model:
                 return card
         raise ModelNotFound(model)
 
     def _ready(self) -> Response:
-        if self._backend.ready():
+        if (obstacle := self._backend.obstacle()) is None:
             return _json({"status": "ready"})
-        return error_response(503, "Draining, or no usable path", retry_after_s=1.0)
+        return error_response(503, f"Not ready: {obstacle}", retry_after_s=1.0)
 
     def _request_id(self, http: HttpRequest) -> str:
         """The caller's name for the request, if it is fit for a header and a log line, else one of ours."""

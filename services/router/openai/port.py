@@ -26,8 +26,8 @@ class Backend(Protocol):
         """Models that can be served now."""
         ...
 
-    def ready(self) -> bool:
-        """Whether there is a usable path and this router is not draining."""
+    def obstacle(self) -> str | None:
+        """Why nothing more can be served now; None when something can."""
         ...
 
     def complete(self, request: Request, story: Story) -> AsyncGenerator[TokenBatch, None]:

@@ -25,11 +25,11 @@ from prfaas.flows.story import Ending, Story
 from prfaas.request import NO_MATCHES, TTFT_TERMS, FinishReason, Path, Reason, Request, RequestId, Sampling
 from prfaas.scheduling.routing import RoutingParams, choose
 from prfaas.sim.cluster import Fault, Lost, SimCluster
-from prfaas.sim.content import expected_output
 from prfaas.sim.instance import Costs
 from prfaas.sim.kernel import Kernel
 from prfaas.sim.serve_ports import SimServePorts
 from prfaas.sim.task import Cancelled
+from tests.right_answers import expected_output
 
 ROUTING = RoutingParams(threshold_tokens=100)
 PARAMS = ServeParams(

@@ -53,7 +53,7 @@ def overlay(view: ClusterView = FOUR, now: float = 0.0) -> Overlay:
 
 
 def load(view: ClusterView, name: str) -> NodeLoad:
-    return view.load_of(view.nodes[NodeId(name)])
+    return view.loads.get(NodeId(name), view.nodes[NodeId(name)].load)
 
 
 def charge(over: Overlay, attempt: str, prefill: str, decode: str, tokens: int, now: float) -> None:

@@ -15,6 +15,7 @@ from prfaas.scheduling.histogram import LengthHistogram
 from prfaas.scheduling.lengths import Lengths
 from prfaas.scheduling.planner import SHARING_GAIN, RolePlan, Roles, plan
 from prfaas.scheduling.throughput import Approximation, Binding, CostModel, Fleet, evaluate, throughput
+from tests.unit.scheduling.cut_lengths import lengths_of
 
 FLEET = Fleet(
     n_prfaas=4,
@@ -26,7 +27,7 @@ FLEET = Fleet(
     step_limit_s=0.025,
 )
 LENGTHS = Lengths.log_normal(9.90, 1.00, 128, 131_072)
-FEW = Lengths.of([300, 2000, 2000, 9000, 40_000, 90_000])
+FEW = lengths_of([300, 2000, 2000, 9000, 40_000, 90_000])
 
 
 def planned(
@@ -147,7 +148,7 @@ def test_field_K4_what_is_not_known_gives_no_plan(fleet: Fleet, lengths: Lengths
 
 def test_one_length_only_goes_one_way() -> None:
     """All requests are alike, so all are prefilled on the better side."""
-    found = planned(FLEET, Lengths.of([50_000]))
+    found = planned(FLEET, lengths_of([50_000]))
     assert found.throughput.costs.offloaded_share in (0, 1)
     assert found.throughput.lambda_max > 0
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from prfaas.curve import Curve
 from prfaas.scheduling.lengths import Lengths
 from prfaas.scheduling.pressure import PressureModel, Supply
+from tests.unit.scheduling.cut_lengths import expect_above
 from tests.unit.scheduling.steering_scenes import PROFILES
 
 LENGTHS = Lengths.log_normal(9.90, 1.00, 128, 131_072)
@@ -23,7 +24,7 @@ def test_nodes_that_keep_up_send_what_is_offered():
     t, rate = 19_400, 0.5
     at = MODEL.at(t, rate, SUPPLY)
     assert at.remote < 1
-    offered = rate * LENGTHS.tail(t) * LENGTHS.expect_above(H200.kv_bytes, t)
+    offered = rate * LENGTHS.tail(t) * expect_above(LENGTHS, H200.kv_bytes, t)
     assert at.egress_bytes_per_s == pytest.approx(offered)
     assert at.link == pytest.approx(offered / 1e9)
 
@@ -31,7 +32,7 @@ def test_nodes_that_keep_up_send_what_is_offered():
 def test_busy_nodes_send_what_they_make():
     """N * E[S_kv | L>t] / E[T | L>t], however much is offered: N * Phi_kv of the long prompts."""
     t = 19_400
-    made = 4 * LENGTHS.expect_above(H200.kv_bytes, t) / LENGTHS.expect_above(H200.prefill_s, t)
+    made = 4 * expect_above(LENGTHS, H200.kv_bytes, t) / expect_above(LENGTHS, H200.prefill_s, t)
     for rate in (10.0, 100.0):
         at = MODEL.at(t, rate, SUPPLY)
         assert at.remote > 1 and at.egress_bytes_per_s == pytest.approx(made)

@@ -7,8 +7,8 @@ import pytest
 
 from prfaas.curve import Curve
 from prfaas.profile import DecodeProfile, Profile
-from prfaas.scheduling.lengths import Lengths
 from prfaas.scheduling.throughput import Approximation, Binding, Fleet, Throughput, egress_needed_bytes_per_s, evaluate
+from tests.unit.scheduling.cut_lengths import lengths_of
 
 #: One second per 1000 tokens far away, two at home; 1 MB of state and 1 MB per 1000 tokens.
 FAR = Profile("far", "m", Curve.through([(1000, 1), (2000, 2)], from_zero=True), Curve.through([(0, 1e6), (1000, 2e6)]))
@@ -20,7 +20,7 @@ NEAR = replace(
 )
 FLEET = Fleet(n_prfaas=2, n_pd=5, prfaas=FAR, pd=NEAR, link_bytes_per_s=1e9, output_tokens=100, step_limit_s=0.020)
 #: Three of four requests are short.
-LENGTHS = Lengths.of([1000, 1000, 1000, 4000])
+LENGTHS = lengths_of([1000, 1000, 1000, 4000])
 
 
 def at(fleet: Fleet, t: float, n_p: float, n_d: float, approximation: Approximation = Approximation.MEAN) -> Throughput:
