@@ -34,7 +34,7 @@ class DecodeProfile:
         if self.base_s + self.per_sequence_s <= 0:
             raise ValueError("a decode step takes time")
 
-    def step_s(self, batch: int) -> float:
+    def step_s(self, batch: float) -> float:
         return self.base_s + self.per_sequence_s * batch
 
     def batch_within(self, step_limit_s: float) -> int:

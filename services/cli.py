@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 it failed while running; 2 the command line or the configu
 """
 
 import json
+import math
 import secrets
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from rich.console import Console
 from prfaas import config as configuration
 from prfaas.cluster import Role
 from prfaas.engine.tiny import FAMILIES, build_tiny
+from prfaas.errors import ConfigError
 from prfaas.live.wan_relay import RelayRoute, run_relay
 from prfaas.observe.logs import configure
 from prfaas.request import Mode
 from services.admin_cli import ADMIN_COMMANDS
 from services.certs_cli import certs
 from services.decode_worker.__main__ import decode_worker
-from services.local_cluster import Plan, Wan
+from services.local_cluster import Plan, Wan, check_settings
 from services.prefill_worker.__main__ import prefill_worker
 from services.router.__main__ import router
 from services.running import end_with_launcher, run_to_end
@@ -30,6 +32,7 @@ from services.up import run as up_until_signal
 
 SECTIONS = ("cluster", "store", "routing", "router", "worker", "kv", "security", "log")
 HOME = Path(".prfaas")
+FAMILY = "kimi_linear"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -47,14 +50,21 @@ for admin_command in ADMIN_COMMANDS:
     main.add_command(admin_command)
 
 
+class Finite(click.FloatRange):
+    """A range that has neither NaN nor infinity in it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value} is not a finite number.", param, ctx)
+
+
 def local_cluster_options(command: Any) -> Any:
     """What `up` and `demo` share."""
     model = click.option("--model", "model_dir", type=click.Path(path_type=Path, exists=True), help="Model folder.")
     family = click.option(
         "--family",
         type=click.Choice(FAMILIES),
-        default="kimi_linear",
-        help="Tiny model to build when --model is absent.",
+        help=f"Tiny model to build when --model is absent. [default: {FAMILY}]",
     )
     return model(family(command))
 
@@ -75,31 +85,36 @@ def local_cluster_options(command: Any) -> Any:
     help="auto: t adapts to link and load; always, never: prefill in region a whatever can be, or nothing.",
 )
 @click.option("--rebalance/--no-rebalance", default=True, help="Plan t and the PD nodes' roles from demand.")
-@click.option("--slow-period-s", default=120.0, type=click.FloatRange(min=0, min_open=True), help="How often to plan.")
+@click.option("--slow-period-s", type=Finite(min=0, min_open=True), help="How often to plan. [default: 120]")
 @click.option("--routers", default=1, type=click.IntRange(1), help="Routers; each has a port of its own.")
-@click.option(
-    "--admin-key", default="", help="Serve the admin API, with this key. [PRFAAS_ADMIN_KEY]", envvar="PRFAAS_ADMIN_KEY"
-)
+@click.option("--admin-key", help="Serve the admin API, with this key. [PRFAAS_ADMIN_KEY]", envvar="PRFAAS_ADMIN_KEY")
 @click.option("--prefill-workers", default=1, type=click.IntRange(0), help="Prefill workers in region a.")
 @click.option(
-    "--pd-roles", default="mixed,mixed", help="A role for each PD node of region b: prefill, decode or mixed."
+    "--pd-roles",
+    multiple=True,
+    help="A role for each PD node of region b: prefill, decode or mixed. [default: mixed,mixed]",
 )
 @click.option("--cluster", help="Prefix of its keys in the store. [default: local, or one of its own with --etcd]")
 @click.option("--etcd", multiple=True, metavar="HOST:PORT", help="Use this etcd instead of the embedded store.")
-@click.option(
-    "--wan-mbit", type=click.FloatRange(min=0, min_open=True), help="Put a line of this rate between the regions."
-)
-@click.option("--wan-rtt-ms", type=click.FloatRange(min=0), default=0.0, help="Round trip time of that line.")
+@click.option("--wan-mbit", type=Finite(min=0, min_open=True), help="Put a line of this rate between the regions.")
+@click.option("--wan-rtt-ms", type=Finite(min=0), default=0.0, help="Round trip time of that line.")
 @click.option("--mtls", is_flag=True, help="Make certificates for the run: all services ask each other for theirs.")
 @click.option("--kv-pool-bytes", default=256 << 20, help="Shared memory of each worker's KV pool.")
-@click.option("--ready-timeout-s", default=90.0, help="Give up when the cluster is not ready by then.")
+@click.option(
+    "--ready-timeout-s",
+    default=90.0,
+    type=Finite(min=0, min_open=True),
+    help="Give up when the cluster is not ready by then.",
+)
 @click.option("--log-format", type=click.Choice(["json", "text"]), default="text")
 @click.option("--log-dir", type=click.Path(path_type=Path), help="A log file per process instead of the terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line with endpoint and processes when ready.")
 def up(
     model_dir: Path | None,
-    family: str,
-    pd_roles: str,
+    family: str | None,
+    pd_roles: tuple[str, ...],
+    slow_period_s: float | None,
+    admin_key: str | None,
     wan_mbit: float | None,
     wan_rtt_ms: float,
     as_json: bool,
@@ -108,24 +123,39 @@ def up(
     **options: Any,
 ) -> None:
     """Run a cluster of two regions on this machine until Ctrl-C."""
-    roles = tuple(role.strip() for role in pd_roles.split(","))
+    if len(pd_roles) > 1:
+        raise click.UsageError("--pd-roles is given more than once: name all roles in one, as mixed,decode")
+    listed = pd_roles[0] if pd_roles else "mixed,mixed"
+    roles = tuple(role.strip() for role in listed.split(","))
     if unknown := [role for role in roles if role not in {known.value for known in Role}]:
         raise click.UsageError(f"--pd-roles: {unknown[0]!r} is not one of prefill, decode, mixed")
     if all(role == Role.PREFILL.value for role in roles):
         raise click.UsageError("--pd-roles: no node decodes")
     if wan_mbit is None and wan_rtt_ms:
         raise click.UsageError("--wan-rtt-ms needs --wan-mbit")
+    if slow_period_s is not None and not options["rebalance"]:
+        raise click.UsageError("--slow-period-s does not go with --no-rebalance: nothing is planned then")
+    if admin_key is not None and not admin_key.strip():
+        raise click.UsageError("--admin-key is empty; leave it out for no admin API")
+    options |= {"slow_period_s": slow_period_s} if slow_period_s is not None else {}
     wan = Wan(mbit=wan_mbit, rtt_ms=wan_rtt_ms) if wan_mbit else None
     name = cluster or (f"local-{secrets.token_hex(4)}" if etcd else "local")
     configure(options["log_format"])
-    plan = Plan(model_dir=_model(model_dir, family), pd_roles=roles, wan=wan, etcd=etcd, cluster=name, **options)
+    folder = _model(model_dir, family)
+    plan = Plan(
+        model_dir=folder, pd_roles=roles, wan=wan, etcd=etcd, cluster=name, admin_key=admin_key or "", **options
+    )
+    try:
+        check_settings(plan)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
     run_to_end(up_until_signal(plan, as_json))
 
 
 @main.command()
 @local_cluster_options
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON only.")
-def demo(model_dir: Path | None, family: str, as_json: bool) -> None:
+def demo(model_dir: Path | None, family: str | None, as_json: bool) -> None:
     """Start a cluster, send a short and a long prompt, show where they were prefilled."""
     from services import demo as demonstration
 
@@ -158,9 +188,9 @@ def model_build_tiny(directory: Path, family: str) -> None:
 
 @main.command("wan-relay")
 @click.option("--route", "routes", multiple=True, required=True, metavar="LISTEN=TARGET", help="host:port=host:port")
-@click.option("--mbit", required=True, type=click.FloatRange(min=0, min_open=True), help="Rate of the line, each way.")
-@click.option("--rtt-ms", default=0.0, type=click.FloatRange(min=0), help="Round trip time of the line.")
-@click.option("--metrics-port", default=0, help="Port of /metrics; 0 takes a free one.")
+@click.option("--mbit", required=True, type=Finite(min=0, min_open=True), help="Rate of the line, each way.")
+@click.option("--rtt-ms", default=0.0, type=Finite(min=0), help="Round trip time of the line.")
+@click.option("--metrics-port", default=0, type=click.IntRange(0, 65535), help="Port of /metrics; 0 takes a free one.")
 def wan_relay(routes: tuple[str, ...], mbit: float, rtt_ms: float, metrics_port: int) -> None:
     """Carry the KV path over a line of this rate and round trip time."""
     end_with_launcher()
@@ -200,10 +230,13 @@ def config_dump(loaded: configuration.Config) -> None:
     click.echo(json.dumps(configuration.dump(loaded), indent=2))
 
 
-def _model(model_dir: Path | None, family: str) -> Path:
+def _model(model_dir: Path | None, family: str | None) -> Path:
     """The folder given, or a tiny model of the family, built once."""
-    if model_dir:
+    if model_dir is not None:
+        if family is not None:
+            raise click.UsageError("--family is for a model that is built: it does not go with --model")
         return model_dir
+    family = family or FAMILY
     folder = HOME / "models" / f"tiny-{family.replace('_', '-')}"
     if not (folder / "config.json").exists():
         click.echo(f"building {folder}", err=True)

@@ -19,6 +19,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import IO
 
+from prfaas import config as configuration
 from prfaas.cluster import ClusterView, RegionId
 from prfaas.config import StoreConfig
 from prfaas.errors import DeadlineExceeded, PeerUnavailable
@@ -74,6 +75,21 @@ class Plan:
     #: Make certificates for the run, and let every process ask the others for theirs.
     mtls: bool = False
     extra: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def check_settings(plan: Plan) -> None:
+    """Before anything is started: what the processes would refuse one by one. Raises ConfigError."""
+    given = {
+        ("cluster", "name"): plan.cluster,
+        ("router", "port"): plan.port,
+        ("router", "admin_key"): plan.admin_key,
+        ("routing", "threshold_tokens"): plan.threshold_tokens,
+        ("routing", "mode"): plan.mode,
+        ("routing", "slow_period_s"): plan.slow_period_s,
+        ("kv", "pool_bytes"): plan.kv_pool_bytes,
+        ("log", "format"): plan.log_format,
+    }
+    configuration.load(overrides=given, environ={})
 
 
 @dataclass(slots=True)

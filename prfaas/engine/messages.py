@@ -128,6 +128,10 @@ class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     decode_forwarded_tokens_total: int
     prefill_busy_s_total: float
     decode_busy_s_total: float
+    #: Decode steps, the sequences that were in them together, and what they took without anything else.
+    decode_steps_total: int = 0
+    decode_step_sequences_total: int = 0
+    decode_step_s_total: float = 0.0
 
 
 Event = Ready | PartsReady | Prefilled | PoolRead | Tokens | Finished | Failed | Cancelled | Load

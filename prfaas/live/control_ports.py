@@ -57,6 +57,9 @@ class LiveControlPorts(AsyncioClock):
         reports, self._reports = self._reports, {}
         nodes = self.view().nodes
         self._steering.pace.seen(self.view())
+        for name in filter(nodes.__contains__, reports):
+            if (telemetry := self._follower.telemetry(name)) is not None:
+                self._steering.pace.decoded(nodes[name], telemetry.counters)
         return [(nodes[name], at) for name, at in reports.items() if name in nodes]
 
     def demand(self) -> DemandSnapshot:

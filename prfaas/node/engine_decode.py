@@ -56,6 +56,7 @@ class DecodeBatch:
         self._active: dict[str, Decoding] = {}
         self.forwarded_tokens = 0
         self.busy_s = 0.0
+        self.steps, self.stepped_sequences, self.stepped_s = 0, 0, 0.0
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._active)
@@ -140,6 +141,9 @@ class DecodeBatch:
             return
         ended_s = self._bench.now()
         self.busy_s += ended_s - started_s
+        self.steps += 1
+        self.stepped_sequences += len(inputs)
+        self.stepped_s += ended_s - started_s
         self.forwarded_tokens += len(inputs)
         for each, output in zip(ready.values(), outputs, strict=True):
             self._drawn(each, output, ended_s)

@@ -78,6 +78,9 @@ class EngineLoop:
             decode_forwarded_tokens_total=self._decodes.forwarded_tokens,
             prefill_busy_s_total=self._prefills.busy_s,
             decode_busy_s_total=self._decodes.busy_s,
+            decode_steps_total=self._decodes.steps,
+            decode_step_sequences_total=self._decodes.stepped_sequences,
+            decode_step_s_total=self._decodes.stepped_s,
         )
 
     def check(self) -> None:

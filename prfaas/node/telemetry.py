@@ -63,10 +63,13 @@ class Telemetry:
 
     def _counters(self) -> dict[str, int]:
         """Since the start; what was refused or failed also by cause."""
-        pump = self._pump.load
+        engine, pump = self._engine.load, self._pump.load
         totals = {
-            "prefill_tokens": self._engine.load.prefill_tokens_total,
-            "decode_forwarded_tokens": self._engine.load.decode_forwarded_tokens_total,
+            "prefill_tokens": engine.prefill_tokens_total,
+            "decode_forwarded_tokens": engine.decode_forwarded_tokens_total,
+            "decode_steps": engine.decode_steps_total,
+            "decode_step_sequences": engine.decode_step_sequences_total,
+            "decode_step_microseconds": round(1e6 * engine.decode_step_s_total),
             "kv_sent_bytes": pump.sent_bytes_total,
             "kv_resent_bytes": self._pump.resent_bytes,
             "kv_retransmitted_bytes": sum(each.retransmitted_bytes for each in pump.egress),

@@ -45,9 +45,9 @@ class PrefillObservation:
 
 @dataclass(frozen=True, slots=True)
 class StepObservation:
-    """One decode step of a node that did nothing else meanwhile."""
+    """A decode step, or the mean of several: as a step's time is linear in its batch, theirs is in the mean batch."""
 
-    batch: int
+    batch: float
     seconds: float
 
     @property
@@ -159,7 +159,7 @@ class DecodeCalibration(_WarmWindow[StepObservation]):
         decode = DecodeProfile(base, per_sequence, self._prior.max_batch)
         return CalibratedDecode(decode, len(self._kept), found.masked_share)
 
-    def _features(self, batch: int) -> Vector:
+    def _features(self, batch: float) -> Vector:
         return np.array([self._prior.step_s(batch), 1.0, float(batch)])
 
     def _parts(self) -> tuple[Vector, Vector]:

@@ -62,6 +62,9 @@ async def test_workers_are_listed_as_they_are(cluster: LocalCluster):
     assert status == 200 and set(workers) == {"prefill-0", "decode-0", "decode-1"}
     assert workers["prefill-0"]["role"] == "prefill" and workers["decode-0"]["kind"] == "pd"
     assert (workers["decode-1"]["phase"], workers["decode-1"]["draining"]) == ("serving", False)
+    assert {"decode_steps", "decode_step_sequences", "decode_step_microseconds"} <= workers["decode-0"][
+        "counters"
+    ].keys()
     shown = await prfaas(cluster, "workers")
     assert all(name in shown for name in workers)
     assert json.loads(await prfaas(cluster, "workers", "--json"))["workers"][0]["id"] == "decode-0"

@@ -14,7 +14,16 @@ from prfaas.membership.election import Election
 from prfaas.membership.etcd import EtcdStore
 from prfaas.membership.follow_plan import PlanFollower
 from prfaas.membership.memory import MemoryStore
-from prfaas.membership.plans import LeaderRecord, PlanRecord, RouterRecord, leader_key, plan_key, read, routers_prefix
+from prfaas.membership.plans import (
+    LeaderRecord,
+    PinRecord,
+    PlanRecord,
+    RouterRecord,
+    leader_key,
+    plan_key,
+    read,
+    routers_prefix,
+)
 from prfaas.membership.server import EmbeddedStoreServer
 from prfaas.membership.store import Store
 
@@ -190,6 +199,17 @@ async def test_a_worker_obeys_a_drain_of_its_own_life_only(place: Place):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_pins_that_are_made_at_once_keep_each_other(place: Place):
+    """One pins the threshold, one the mode: both are pinned, whoever was first."""
+    records = (PinRecord(threshold_tokens=100, made_by="r0"), PinRecord(mode="always", made_by="r1"))
+    await asyncio.gather(*(direct.pin(place.client(), "c", record) for record in records))
+    store = place.client()
+    pinned = await direct.pin(store, "c", PinRecord(threshold_tokens=70, made_by="r2"))
+    assert pinned == PinRecord(threshold_tokens=70, mode="always", made_by="r2")
+    await direct.unpin(store, "c")
+    assert await direct.pin(store, "c", records[0]) == records[0]
 
 
 async def test_a_router_is_announced_while_it_lives(place: Place):

@@ -1,5 +1,7 @@
 """What a router steers by: own work over the view, demand, hardware as it turns out, and the memory of decisions."""
 
+from dataclasses import replace
+
 import pytest
 
 from prfaas.cluster import ClusterView, Incarnation, Namespace, Node, NodeId, NodeKind, NodeLoad, RegionId, Role
@@ -7,7 +9,7 @@ from prfaas.flows.ports import PrefillReport
 from prfaas.flows.story import Story
 from prfaas.live.decisions import Decisions
 from prfaas.live.demand_report import record_of, snapshot_of
-from prfaas.live.pace import FIT_EVERY, Pace
+from prfaas.live.pace import FIT_EVERY, MICROSECONDS, SEQUENCES, STEPS, Pace
 from prfaas.live.situation import Situation
 from prfaas.live.steering import Steering
 from prfaas.membership.plans import RouterRecord
@@ -135,6 +137,37 @@ def test_field_K4_a_node_that_has_just_changed_is_not_learned_from():
         pace.prefilled(again, request(20_001), report(20_000, 99.0))
         pace.prefilled(D0, request(20_001), report(20_000, 99.0))
     assert pace.profiles["h200"] is H200
+
+
+def test_a_decode_profile_follows_what_its_nodes_count():
+    """Steps that take twice as long, in batches that differ from report to report, on a node that prefills as well. A
+    restart, from which counters begin anew, is no step backwards."""
+    h20 = shipped(CASE_STUDY, "h20")
+    assert h20.decode is not None
+    pace, life, counted = Pace({"h20": h20}), 1, (0, 0, 0)
+    for number in range(6 * FIT_EVERY):
+        if number == 3 * FIT_EVERY:
+            life, counted = 2, (0, 0, 0)
+        each = replace(node("d0", Role.MIXED, life), hardware="h20")
+        pace.seen(ClusterView(nodes={each.id: each}))
+        batch = 1 + number % 20
+        new = (40, 40 * batch, round(40 * 2e6 * h20.decode.step_s(batch)))
+        counted = tuple(map(sum, zip(counted, new, strict=True)))
+        pace.decoded(each, dict(zip((STEPS, SEQUENCES, MICROSECONDS), counted, strict=True)))
+    found = pace.profiles["h20"]
+    assert found.decode is not None and found.prefill is h20.prefill
+    for batch in (1, 10, 20):
+        assert found.decode.step_s(batch) == pytest.approx(2 * h20.decode.step_s(batch), rel=0.05)
+
+
+def test_a_node_that_counts_no_steps_teaches_nothing():
+    """Idle, or of a version that does not count them."""
+    h20 = shipped(CASE_STUDY, "h20")
+    pace, each = Pace({"h20": h20}), replace(D0, hardware="h20")
+    pace.seen(ClusterView(nodes={each.id: each}))
+    for number in range(6 * FIT_EVERY):
+        pace.decoded(each, {} if number % 2 else {STEPS: 5, SEQUENCES: 5, MICROSECONDS: 0})
+    assert pace.profiles["h20"] is h20
 
 
 def test_what_a_router_reports_is_what_it_saw():

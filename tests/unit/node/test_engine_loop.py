@@ -466,5 +466,8 @@ def test_the_counters_equal_the_work_that_was_reported(
     ended = [event for event in bench.events if isinstance(event, Finished)]
     assert len(ended) == len(jobs)
     work = sum(each.recomputed_tokens + each.output_tokens - (each.reason == "length") for each in ended)
-    assert bench.loop.load().decode_forwarded_tokens_total == work
+    load = bench.loop.load()
+    assert load.decode_forwarded_tokens_total == work
+    drawn = sum(each.output_tokens + (each.reason == "stop") for each in ended)
+    assert load.decode_step_sequences_total == drawn and load.decode_steps_total <= drawn
     assert bench.loop.load().prefill_tokens_total == sum(min(held, tokens - 1) for tokens, held, _, _ in jobs)
