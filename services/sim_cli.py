@@ -6,6 +6,8 @@ command down.
 """
 
 import json
+import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +44,8 @@ def sim_run(file: Path, seed: int | None, page: Path | None, as_json: bool) -> N
     from prfaas.sim.world import PARTS
 
     with failing():
+        if page is not None and not os.access(page.parent, os.W_OK | os.X_OK):
+            raise ConfigError("--report", f"{page.parent} is no folder that can be written to")
         scenario = load(file)
         if seed is not None:
             scenario = scenario.but(seed=seed)
@@ -50,7 +54,7 @@ def sim_run(file: Path, seed: int | None, page: Path | None, as_json: bool) -> N
     if page is not None:
         page.write_text(report.page(result), encoding="utf-8")
     if as_json:
-        click.echo(json.dumps({"scenario": result.scenario, **result.summary}))
+        click.echo(encoded({"scenario": result.scenario, **result.summary}))
     else:
         show(f"Simulation: {result.scenario}", ["figure", "value"], report.rows(result))
 
@@ -86,7 +90,7 @@ def sim_sweep(file: Path, changed: tuple[str, ...], processes: int, as_json: boo
             summaries = list(run_jobs(jobs, processes, advance).values())
     if as_json:
         for (chosen, _), summary in zip(variants, summaries, strict=True):
-            click.echo(json.dumps({"set": chosen, **summary}))
+            click.echo(encoded({"set": chosen, **summary}))
         return
     rows = []
     for (chosen, _), summary in zip(variants, summaries, strict=True):
@@ -117,7 +121,7 @@ def sim_reproduce(quick: bool, processes: int, folder: Path | None, as_json: boo
     if folder is not None:
         reproduce.write(found, folder)
     if as_json:
-        click.echo(json.dumps(found.figures))
+        click.echo(encoded(found.figures))
     else:
         show("Reproduction", reproduce.HEAD, found.rows())
     if found.missed and not quick:
@@ -165,4 +169,21 @@ def show(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None
         table.add_row(*row)
     console = Console()
     # What is not a terminal has no width of its own.
-    console.print(table, width=None if console.is_terminal else WIDE)
+    (console if console.is_terminal else Console(width=WIDE)).print(table)
+
+
+def encoded(figures: object) -> str:
+    """As JSON, which knows no NaN: what is not known is null."""
+    return json.dumps(_known(figures), allow_nan=False)
+
+
+def _known(figures: Any) -> Any:
+    match figures:
+        case float():
+            return figures if math.isfinite(figures) else None
+        case dict():
+            return {name: _known(each) for name, each in figures.items()}
+        case list() | tuple():
+            return [_known(each) for each in figures]
+        case _:
+            return figures

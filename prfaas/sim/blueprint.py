@@ -4,7 +4,8 @@ the rule that routers begin with.
 
 from types import MappingProxyType
 
-from prfaas.cluster import Incarnation, LinkState, Namespace, Node, NodeId, RegionId
+from prfaas.cluster import Incarnation, LinkState, Namespace, Node, NodeId, NodeKind, RegionId
+from prfaas.errors import ConfigError
 from prfaas.flows.convert_role import role_of
 from prfaas.flows.serve import ServeParams
 from prfaas.profile import GBPS
@@ -14,7 +15,7 @@ from prfaas.sim.cluster import Network, SimCluster
 from prfaas.sim.hardware import profiles_of
 from prfaas.sim.instance import Instance
 from prfaas.sim.kernel import Kernel
-from prfaas.sim.scenario import Scenario
+from prfaas.sim.scenario import FleetSpec, Scenario
 
 MODEL = "model"
 NAMESPACE = Namespace("sim")
@@ -24,7 +25,7 @@ class Blueprint:
     """`names` are those of all nodes, fleet by fleet."""
 
     def __init__(self, scenario: Scenario) -> None:
-        """Raises ConfigError for hardware that is not known."""
+        """Raises ConfigError for hardware that is not known, or does not decode where it has to."""
         self._scenario = scenario
         self._fleets = {
             NodeId(f"{fleet.name}-{number}"): (fleet, number)
@@ -38,12 +39,21 @@ class Blueprint:
         self.lines: dict[Pair, float] = {
             (RegionId(link.source), RegionId(link.target)): link.gbps * GBPS for link in scenario.links
         }
+        self.rtt_s: dict[Pair, float] = {
+            (RegionId(link.source), RegionId(link.target)): link.rtt_s for link in scenario.links
+        }
+        for fleet in scenario.fleets:
+            if self.profiles[fleet.hardware].decode is None and self._may_decode(fleet):
+                raise ConfigError(f"fleets.{fleet.name}", f"{fleet.hardware} has no profile of decode steps")
 
     def cluster(self, kernel: Kernel) -> SimCluster:
         scenario = self._scenario
-        far_hop_s = max((link.rtt_s / 2 for link in scenario.links), default=scenario.hop_s)
         network = Network(
-            hop_s=scenario.hop_s, far_hop_s=far_hop_s, fabric_bytes_per_s=scenario.fabric_gbps * GBPS, view_lag_s=0.0
+            hop_s=scenario.hop_s,
+            far_hops_s={pair: rtt_s / 2 for pair, rtt_s in self.rtt_s.items()},
+            home=self.pd_region,
+            fabric_bytes_per_s=scenario.fabric_gbps * GBPS,
+            view_lag_s=0.0,
         )
         capacity = {name: fleet.cache_bytes for name, (fleet, _) in self._fleets.items() if fleet.cache_gib > 0}
         caches = Caches(next(iter(self.profiles.values())), capacity)
@@ -84,7 +94,7 @@ class Blueprint:
             ttft_slo_s=policy.ttft_slo_s,
             profiles=self.profiles,
             links=MappingProxyType(links),
-            rtt_s={(RegionId(link.source), RegionId(link.target)): link.rtt_s for link in self._scenario.links},
+            rtt_s=self.rtt_s,
         )
 
     def serve_params(self) -> ServeParams:
@@ -99,6 +109,11 @@ class Blueprint:
             max_attempts=spec.max_attempts,
             choose=self._scenario.policy.decide(),
         )
+
+    def _may_decode(self, fleet: FleetSpec) -> bool:
+        """The slow loop may make any PD node decode."""
+        decodes = self._scenario.control.slow or any(fleet.share(number) < 1 for number in range(fleet.nodes))
+        return fleet.kind is NodeKind.PD and decodes
 
     def _instance(self, node: Node) -> Instance:
         fleet, scenario = self._fleets[node.id][0], self._scenario

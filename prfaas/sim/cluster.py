@@ -1,8 +1,8 @@
 """A simulated cluster: its workers, the lines between its regions, and what may go wrong."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from prfaas.cluster import ClusterView, Incarnation, Node, NodeId, NodeKind, RegionId
@@ -41,16 +41,28 @@ class Faults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """One-way delays within the PD region and to another one, what lines between regions carry, and what two nodes of
-    one region have between them. `view_lag_s`: how long a dead node stays in the view. `give_up_s`: how long a transfer
-    or a connection lasts on a line that is cut."""
+    """One-way delays within a region and between two (`far_hops_s`, there as back; `far_hop_s` where it says nothing),
+    what lines between regions carry, and what two nodes of one region have between them. `home` is where routers are.
+    `view_lag_s`: how long a dead node stays in the view. `give_up_s`: how long a transfer or a connection lasts on a
+    line that is cut."""
 
     hop_s: float = 0.0005
     far_hop_s: float = 0.02
+    far_hops_s: Mapping[Pair, float] = field(default_factory=dict)
+    home: RegionId | None = None
     far_bytes_per_s: float = 1e6
     fabric_bytes_per_s: float = 50e9
     view_lag_s: float = 0.5
     give_up_s: float = 10.0
+
+    def between_s(self, source: RegionId, target: RegionId | None) -> float:
+        """One way."""
+        if source == target:
+            return self.hop_s
+        if target is None:
+            return self.far_hop_s
+        back_s = self.far_hops_s.get((target, source), self.far_hop_s)
+        return self.far_hops_s.get((source, target), back_s)
 
 
 class SimCluster:
@@ -116,7 +128,7 @@ class SimCluster:
             target=target,
             generation=reservation.generation if target.node.incarnation == reservation.incarnation else -1,
             route=self.network.fabric_bytes_per_s if near else self.line(source.node.region, target.node.region),
-            hop_s=self.network.hop_s if near else self.network.far_hop_s,
+            hop_s=self.network.between_s(source.node.region, target.node.region),
             breaks=lambda: self.chance(self.faults.transfer),
         )
 
@@ -138,8 +150,10 @@ class SimCluster:
         return probability > 0 and self.kernel.random.random() < probability
 
     def hop_s(self, worker: SimWorker) -> float:
-        far = worker.node.kind is NodeKind.PREFILL_WORKER
-        return self.network.far_hop_s if far else self.network.hop_s
+        """From a router to it. PD nodes are where the routers are."""
+        if worker.node.kind is NodeKind.PD:
+            return self.network.hop_s
+        return self.network.between_s(worker.node.region, self.network.home)
 
     def step(self, source: RegionId, target: RegionId, bytes_per_s: float) -> None:
         """The line is this fast from now on; 0 cuts it, for messages as well."""

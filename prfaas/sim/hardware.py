@@ -18,6 +18,10 @@ class DecodeTable(Section, frozen=True):
     per_sequence_s: Cost
     max_batch: Annotated[int, Meta(ge=1)]
 
+    def __post_init__(self) -> None:
+        if self.base_s + self.per_sequence_s <= 0:
+            raise ValueError("base_s: a decode step takes time")
+
 
 class HardwareTable(Section, frozen=True):
     """Measured at the same lengths: seconds of prefill, bytes of KV. Without `decode` it never decodes."""

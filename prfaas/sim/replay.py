@@ -4,13 +4,15 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from prfaas.errors import ConfigError
 from prfaas.kvcache.hashing import HASH_UNIT_TOKENS, KEY_BYTES
 from prfaas.sim.trace_files import BLOCK_TOKENS, Traced, read
 from prfaas.sim.workload import Arrival, Trace, stream
 
 
 def replayed(trace: Trace, folder: Path, seed: int, max_context_tokens: int) -> list[Arrival]:
-    """In order of arrival. Prompts that do not fit the context with their output are left out."""
+    """In order of arrival. Prompts that do not fit the context with their output are left out. Raises
+    ConfigError, also when that leaves none."""
     chance, keys = stream(seed, "jitter"), BlockKeys(BLOCK_TOKENS.get(trace.format, HASH_UNIT_TOKENS))
     longest = max_context_tokens if trace.max_tokens is None else min(trace.max_tokens, max_context_tokens)
     arrivals = [
@@ -23,6 +25,8 @@ def replayed(trace: Trace, folder: Path, seed: int, max_context_tokens: int) -> 
         for request in read(folder / trace.path, trace.format, seed)
         if request.prompt_tokens + request.output_tokens <= longest
     ]
+    if not arrivals:
+        raise ConfigError(str(folder / trace.path), f"no prompt fits {longest} tokens with its output")
     return sorted(arrivals, key=lambda arrival: arrival.at_s)
 
 

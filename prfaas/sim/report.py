@@ -1,5 +1,6 @@
 """The report of one simulation: what it measured, and how its cluster looked over time."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -54,6 +55,8 @@ def flat(summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def shown(value: object) -> str:
     match value:
         case None:
+            return "-"
+        case float() if not math.isfinite(value):
             return "-"
         case float():
             return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -31,12 +31,10 @@ class Reproduction:
 
     @property
     def missed(self) -> list[str]:
-        return [check.item for check in self.checks if not check.ok]
+        return [check.item for check in self.checks if check.missed]
 
     def rows(self) -> list[list[str]]:
-        return [
-            [check.item, check.wanted, f"{check.measured:,.4g}", "yes" if check.ok else "NO"] for check in self.checks
-        ]
+        return [[check.item, check.wanted, f"{check.measured:,.4g}", check.verdict] for check in self.checks]
 
 
 class Spent(NamedTuple):

@@ -1,6 +1,7 @@
 """What came of a simulation: figures, time series, and one row per request."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +51,7 @@ def _summary(world: World, rows: Rows, series: dict[str, npt.NDArray[np.float64]
         "offered_per_s": len(counted) / span_s,
         "completed": int(np.count_nonzero(~np.isnan(counted["finished_s"]))),
         "failed": int(np.count_nonzero(counted["failed"] >= 0)),
+        "errors": _errors(counted, world.records.errors),
         "throughput_per_s": float(np.count_nonzero(finished)) / span_s,
         "retried": int(np.count_nonzero(counted["attempts"] > 1)),
         "remote_share": float(remote.mean()) if len(served) else 0.0,
@@ -76,6 +78,12 @@ def _summary(world: World, rows: Rows, series: dict[str, npt.NDArray[np.float64]
     }
 
 
+def _errors(counted: Rows, names: Sequence[str]) -> dict[str, int]:
+    """How many requests failed with each error."""
+    found = {name: int(np.count_nonzero(counted["failed"] == code)) for code, name in enumerate(names)}
+    return {name: count for name, count in found.items() if count}
+
+
 def _times(seconds: npt.NDArray[np.float64]) -> dict[str, float | None]:
     if not len(seconds):
         return dict.fromkeys(("mean", "p50", "p90", "p99"))
@@ -84,7 +92,9 @@ def _times(seconds: npt.NDArray[np.float64]) -> dict[str, float | None]:
 
 
 def _mean(values: npt.NDArray[np.float64]) -> float:
-    return float(np.nanmean(values)) if len(values) else 0.0
+    if not len(values):
+        return 0.0
+    return math.nan if np.isnan(values).all() else float(np.nanmean(values))
 
 
 def _tokens_per_s(served: Rows) -> dict[str, float | None]:

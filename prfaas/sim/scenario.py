@@ -182,6 +182,9 @@ class Scenario(Section, frozen=True):
             if (link.source, link.target) in seen:
                 raise ValueError(f"links[{place}]: a second link from {link.source} to {link.target}")
             seen.add((link.source, link.target))
+        for fleet in self.fleets:
+            if fleet.region != self.pd_region and (fleet.region, self.pd_region) not in seen:
+                raise ValueError(f"links: none from {fleet.region}, where {fleet.name} is, to {self.pd_region}")
 
     def _check_size(self) -> None:
         if self.workload.arrivals is not None:

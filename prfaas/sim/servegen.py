@@ -9,8 +9,11 @@ import ast
 import csv
 import io
 import json
+import lzma
+import math
 import random
 import tarfile
+import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
@@ -20,6 +23,11 @@ from typing import NamedTuple
 from prfaas.errors import ConfigError
 
 Request = tuple[float, int, int]
+
+#: Of one client: more is no rate, and would not come to an end.
+MOST_PER_S, MOST_CV = 1e5, 100.0
+#: What is raised where files are not what they should be.
+WRONG = (LookupError, TypeError, ValueError, SyntaxError, AttributeError, OverflowError, RecursionError, csv.Error)
 
 
 class Window(NamedTuple):
@@ -51,13 +59,17 @@ def requests(path: Path, seed: int) -> Iterator[Request]:
             windows = [
                 Window(float(row[0]), float(row[1]), float(row[2]))
                 for row in csv.reader(io.StringIO(files[name]))
-                if float(row[1]) > 0
+                if float(row[1]) != 0
             ]
+            if not all(
+                math.isfinite(w.start_s) and 0 < w.rate_per_s <= MOST_PER_S and w.cv <= MOST_CV for w in windows
+            ):
+                raise ValueError(f"times are finite, rates up to {MOST_PER_S:g} per second, cv up to {MOST_CV:g}")
             if windows:
                 yield from _client(
                     windows, _datasets(files[f"{client}-dataset.json"]), random.Random(f"{seed}/{client}")
                 )
-        except (KeyError, IndexError, ValueError, SyntaxError) as error:
+        except WRONG as error:
             raise ConfigError(f"{path}:{name}", f"not a ServeGen client: {error!r}") from error
 
 
@@ -79,6 +91,8 @@ def _client(
 
 def _datasets(text: str) -> list[tuple[float, Lengths, Lengths]]:
     found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("the dataset is not a JSON object")
     return sorted(
         (float(start), _lengths(each["input_tokens"]), _lengths(each["output_tokens"])) for start, each in found.items()
     )
@@ -87,14 +101,27 @@ def _datasets(text: str) -> list[tuple[float, Lengths, Lengths]]:
 def _lengths(text: str) -> Lengths:
     """Of a Python dict in text: {tokens: share}."""
     shares: Mapping[int, float] = ast.literal_eval(text)
-    tokens = tuple(sorted(shares))
-    return Lengths(tokens, tuple(accumulate(shares[each] for each in tokens)))
+    tokens = tuple(map(int, sorted(shares)))
+    if not all(math.isfinite(share) and share >= 0 for share in shares.values()) or not sum(shares.values()) > 0:
+        raise ValueError("shares of lengths are from 0 on, and one is above it")
+    return Lengths(tokens, tuple(accumulate(shares[each] for each in sorted(shares))))
 
 
 def _files(path: Path) -> dict[str, str]:
-    """File names without folders, and what is in them."""
-    if path.is_dir():
-        return {file.name: file.read_text(encoding="utf-8") for file in sorted(path.glob("chunk-*"))}
+    """File names without folders, and what is in them. Raises ConfigError."""
+    try:
+        if path.is_dir():
+            return {file.name: file.read_text(encoding="utf-8") for file in sorted(path.glob("chunk-*"))}
+        return _unpacked(path)
+    except OSError as error:
+        raise ConfigError(str(path), error.strerror or "unreadable") from error
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise ConfigError(str(path), f"neither a folder nor a tar of one: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), f"not a text: {error}") from error
+
+
+def _unpacked(path: Path) -> dict[str, str]:
     texts = {}
     with tarfile.open(path) as tar:
         for member in tar:

@@ -6,10 +6,12 @@ prefixes. What does not fit its format is an error that names file and line.
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TextIO, TypeVar
 
 from prfaas.errors import ConfigError
 from prfaas.sim import servegen
@@ -61,6 +63,8 @@ def read(path: Path, trace_format: TraceFormat, seed: int) -> list[Traced]:
 
 def _of_json(line: str, to_s: float) -> Traced:
     fields = json.loads(line)
+    if not isinstance(fields, dict):
+        raise ValueError("not a JSON object")
     blocks = tuple(map(int, fields.get("hash_ids", ())))
     return Traced(float(fields["timestamp"]) * to_s, int(fields["input_length"]), int(fields["output_length"]), blocks)
 
@@ -86,19 +90,33 @@ def seconds_of(stamp: str) -> float:
 
 
 def _lines(path: Path, parse: Callable[[str], Traced]) -> Iterator[Traced]:
-    with path.open(encoding="utf-8") as file:
+    with _opened(path) as file:
         yield from _parsed(path, ((line, number) for number, line in enumerate(file, 1) if line.strip()), parse)
 
 
 def _rows(path: Path, parse: Callable[[Mapping[str, str]], Traced]) -> Iterator[Traced]:
-    with path.open(encoding="utf-8", newline="") as file:
+    with _opened(path) as file:
         reader = csv.DictReader(file)
         yield from _parsed(path, ((row, reader.line_num) for row in reader), parse)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            yield file
+    except OSError as error:
+        raise ConfigError(str(path), error.strerror or "unreadable") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(str(path), f"not a text of this trace format: {error}") from error
 
 
 def _parsed(path: Path, lines: Iterable[tuple[T, int]], parse: Callable[[T], Traced]) -> Iterator[Traced]:
     for line, number in lines:
         try:
-            yield parse(line)
-        except (KeyError, TypeError, ValueError) as error:
+            request = parse(line)
+            if not math.isfinite(request.at_s):
+                raise ValueError(f"it comes at {request.at_s}")
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise ConfigError(f"{path}:{number}", f"not a request of this trace format: {error!r}") from error
+        yield request

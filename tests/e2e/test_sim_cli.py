@@ -99,7 +99,13 @@ def test_a_sweep_runs_every_combination(scenario):
 
 @pytest.mark.parametrize(
     "wrong",
-    [["run", "FILE", "--seed", "x"], ["sweep", "FILE", "--set", "link_gbps"], ["sweep", "FILE", "--set", "nope=1"]],
+    [
+        ["run", "FILE", "--seed", "x"],
+        ["sweep", "FILE", "--set", "link_gbps"],
+        ["sweep", "FILE", "--set", "nope=1"],
+        ["sweep", "FILE", "--set", "threshold_tokens=1,1"],
+        ["sweep", "FILE", "--set", "rate_per_s=Infinity"],
+    ],
 )
 def test_what_is_wrong_on_the_command_line_is_said(scenario, wrong):
     """Exit code 2 and one line, no traceback."""
@@ -113,6 +119,43 @@ def test_a_key_that_nobody_knows_is_named(scenario):
     done = sim("run", scenario)
     assert done.returncode == 2
     assert "treshold_tokens" in done.stderr
+
+
+def test_a_report_that_cannot_be_written_is_said_at_once(scenario, tmp_path):
+    """Not after the simulation."""
+    done = sim("run", scenario, "--report", tmp_path / "no" / "such" / "report.html")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "--report" in done.stderr and "100/100" not in done.stderr
+
+
+def test_figures_that_are_not_known_are_null(scenario):
+    """JSON has no NaN, and a run with a single sample has no trend."""
+    scenario.write_text(SMALL.replace("warm_up_s = 30.0", "warm_up_s = 30.0\nsample_s = 200.0"))
+    done = sim("run", scenario, "--json")
+    assert done.returncode == 0, done.stderr
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    assert json.loads(done.stdout, parse_constant=refuse)["backlog_growth_per_s"] is None
+
+
+def test_why_requests_failed_is_told(scenario):
+    """In JSON and in the table: how many with each error."""
+    scenario.write_text(SMALL + '\n[[faults]]\nkind = "chances"\nat_s = 0.0\nengine = 1.0\n')
+    figures = json.loads(sim("run", scenario, "--json").stdout)
+    assert figures["failed"] > 50 and sum(figures["errors"].values()) == figures["failed"]
+    [(error, count)] = figures["errors"].items()
+    table = sim("run", scenario).stdout
+    assert any(f"errors {error}" in line and str(count) in line for line in table.splitlines())
+
+
+def test_a_table_in_a_pipe_is_wide(scenario):
+    """No column of a sweep is folded for a terminal that is not there."""
+    done = sim("sweep", scenario, "--set", "link_gbps=1,100", "--set", "rate_per_s=0.1")
+    assert done.returncode == 0, done.stderr
+    head = next(line for line in done.stdout.splitlines() if "link_gbps" in line)
+    assert all(name in head for name in ("rate_per_s", "throughput_per_s", "ttft mean", "remote_share", "failed"))
 
 
 @pytest.mark.timeout(600)

@@ -60,6 +60,22 @@ def test_a_place_that_is_not_there_is_named(name):
         variants(CASE_STUDY, [(name, [1])])
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [[("threshold_tokens", [1, 1])], [("mode", ["auto"]), ("policy.mode", ["never"])]],
+)
+def test_a_run_that_would_be_made_twice_is_refused(changed):
+    """By the same value, or by two names of one field."""
+    with pytest.raises(ConfigError, match="more than once"):
+        variants(CASE_STUDY, changed)
+
+
+def test_infinity_is_named_by_its_place():
+    """JSON as Python reads it has it."""
+    with pytest.raises(ConfigError, match=r"links\[0\]\.gbps: not a finite"):
+        variants(CASE_STUDY, [values_of("link_gbps=Infinity")])
+
+
 def test_a_value_that_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match="gbps"):
         variants(CASE_STUDY, [("link_gbps", ["wide"])])

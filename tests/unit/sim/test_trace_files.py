@@ -97,6 +97,10 @@ def test_servegen_draws_requests_from_what_a_client_does(tmp_path, packed):
     [
         (TraceFormat.MOONCAKE, MOONCAKE + "{}\n", 3),
         (TraceFormat.MOONCAKE, "not json\n", 1),
+        (TraceFormat.MOONCAKE, "[1, 2]\n", 1),
+        (TraceFormat.MOONCAKE, MOONCAKE.replace("1100", "1e999"), 1),
+        (TraceFormat.MOONCAKE, MOONCAKE.replace("2000", "NaN"), 1),
+        (TraceFormat.BAILIAN, BAILIAN.replace("61.1", "Infinity"), 1),
         (TraceFormat.AZURE, AZURE + "yesterday,1,2\n", 4),
         (TraceFormat.BURSTGPT, AZURE, 2),
     ],
@@ -105,6 +109,51 @@ def test_what_does_not_fit_is_named_by_its_line(tmp_path, trace_format, text, li
     """A trace of another format is not taken for an empty one."""
     with pytest.raises(ConfigError, match=f":{line}:"):
         read(written(tmp_path, text), trace_format, seed=1)
+
+
+@pytest.mark.parametrize("trace_format", TraceFormat)
+@pytest.mark.parametrize("kind", ["missing", "other", "latin"])
+def test_what_cannot_be_read_is_named(tmp_path, trace_format, kind):
+    """A path that is not there, one that is of the wrong kind, and bytes that are no text."""
+    path = tmp_path / "trace"
+    match kind:
+        case "missing":
+            pass
+        case "other":
+            path.write_text("no tar") if trace_format is TraceFormat.SERVEGEN else path.mkdir()
+        case "latin":
+            folder = trace_format is TraceFormat.SERVEGEN
+            path.mkdir() if folder else None
+            (path / "chunk-0-trace.csv" if folder else path).write_bytes(b"Timestamp,\xff\n")
+    with pytest.raises(ConfigError, match=str(path)):
+        read(path, trace_format, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("client", "dataset"),
+    [
+        (CLIENT, "[1]"),
+        (CLIENT, '{"0": [1]}'),
+        (CLIENT, LENGTHS.replace("{7: 1.0}", "{7: 0.0}")),
+        (CLIENT, LENGTHS.replace("{7: 1.0}", "[7]")),
+        (CLIENT.replace("0.5", "1e300"), LENGTHS),
+        (CLIENT.replace("1.0", "nan"), LENGTHS),
+        (CLIENT.replace("0.5", "nan"), LENGTHS),
+    ],
+)
+def test_a_client_that_makes_no_sense_is_named(tmp_path, client, dataset):
+    """Neither a traceback nor requests without end."""
+    written(tmp_path, client, "chunk-0-trace.csv")
+    written(tmp_path, dataset, "chunk-0-dataset.json")
+    with pytest.raises(ConfigError, match=r"chunk-0-trace\.csv: not a ServeGen client"):
+        read(tmp_path, TraceFormat.SERVEGEN, seed=1)
+
+
+def test_a_trace_of_which_nothing_fits_is_an_error(tmp_path):
+    """As one without requests is."""
+    written(tmp_path, AZURE)
+    with pytest.raises(ConfigError, match="no prompt fits 100 tokens"):
+        replayed(Trace(path="trace", format=TraceFormat.AZURE), tmp_path, 1, 100)
 
 
 def test_a_trace_without_requests_is_an_error(tmp_path):

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from prfaas.sim.wanted import CANNOT_BE_BEATEN, LINKS_REQUESTS_PER_S, at_least, at_most, between, checks, near
+from prfaas.sim.wanted import LINKS_REQUESTS_PER_S, at_least, at_most, between, checks, near
 
 PLANNED = {"t": 19_400, "n_p": 3, "n_d": 5, "theta_prfaas": 1.61, "theta_pdp": 1.64, "theta_pdd": 3.91}
 SOUND = {
@@ -27,10 +27,10 @@ SOUND = {
     },
     "changing": {"burst": {"ttft_ratio": 1.05, "throughput_ratio": 1.0, "turns": 0}},
     "trace": {
-        "prfaas": {"mean": 1.0, "p90": 2.0, "egress_gb": 900.0, "skip_rate": 0.30},
-        "always_remote": {"mean": 2.0, "p90": 4.0, "egress_gb": 1500.0, "skip_rate": 0.29},
-        "local_only": {"mean": 3.0, "p90": 9.0, "egress_gb": 0.0, "skip_rate": 0.25},
-        "fixed_t": {"mean": 300.0, "p90": 700.0, "egress_gb": 500.0, "skip_rate": 0.25},
+        "prfaas": {"mean": 1.0, "p90": 2.0, "egress_gb": 900.0, "skip_rate": 0.30, "unfinished": 0},
+        "always_remote": {"mean": 2.0, "p90": 4.0, "egress_gb": 1500.0, "skip_rate": 0.29, "unfinished": 0},
+        "local_only": {"mean": 3.0, "p90": 9.0, "egress_gb": 0.0, "skip_rate": 0.25, "unfinished": 0},
+        "fixed_t": {"mean": 300.0, "p90": 700.0, "egress_gb": 500.0, "skip_rate": 0.25, "unfinished": 800},
     },
 }
 
@@ -78,14 +78,33 @@ def test_figures_within_their_bounds_miss_nothing():
 )
 def test_a_figure_out_of_its_bounds_is_found(path, value):
     """Whatever figure it is, and also when it is not a number."""
-    assert any(not check.ok for check in checks(changed(path, value)))
+    assert any(check.missed for check in checks(changed(path, value)))
 
 
-def test_what_sends_least_is_compared_only_where_it_keeps_up():
-    """Who leaves requests waiting for minutes has not sent their bytes yet; and nothing sends less than nothing."""
-    assert ("local_only", "egress_gb") in CANNOT_BE_BEATEN
-    keeping_up = changed("trace/fixed_t/mean", 1.5)
-    assert any(not check.ok and "egress" in check.item for check in checks(keeping_up))
+def egress(figures):
+    return next(check for check in checks(figures) if check.item == "trace: egress over the best other")
+
+
+def test_who_leaves_requests_waiting_has_not_sent_their_bytes():
+    """Egress is compared with those that serve as many; and what never sends is no measure."""
+    assert egress(SOUND).measured == pytest.approx(900 / 1500)
+
+
+def test_who_sends_less_at_a_price_is_named_with_it():
+    """However much longer its clients wait. It is not a miss, and it is not shown as a yes."""
+    check = egress(changed("trace/fixed_t/unfinished", 0))
+    assert check.measured == pytest.approx(900 / 500) and not check.ok and not check.missed
+    assert check.verdict.startswith("not best: fixed_t sends 500 GB to our 900 GB")
+    assert "300.0 times ours" in check.verdict
+
+
+@pytest.mark.parametrize("faster", ["mean", "p90"])
+def test_who_sends_less_and_answers_about_as_soon_beats_us(faster):
+    """No price explains that."""
+    figures = changed("trace/fixed_t/unfinished", 0)
+    figures["trace"]["fixed_t"][faster] = 1.9 * figures["trace"]["prfaas"][faster]
+    check = egress(figures)
+    assert check.missed and check.verdict == "NO"
 
 
 def test_bounds_include_their_ends():
