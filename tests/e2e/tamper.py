@@ -2,7 +2,7 @@
 nothing but the answer itself can show the damage."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ class Tamper:
         await back
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Frames of an attempt may come on any connection, its offer on one of them. A part may take several."""
+        """Frames of an attempt may come on any connection, its offer on one of them."""
         while True:
             header = decode(await reader.readexactly(HEADER_BYTES))
             payload = await reader.readexactly(header.length)
@@ -50,17 +50,28 @@ class Tamper:
                     parts = self._layout.parts(offer.tokens, offer.chunk_ends)
                     self._pieces[header.attempt] = Pieces(parts, offer.piece_bytes)
                 case Kind.DATA:
-                    part = self._part(header)
-                    if self.target and self.target(self._layout, part):
-                        payload = bytes(header.length)
-                        self.zeroed += header.offset == part.offset
+                    payload = self._touched(header, payload)
             writer.write(encode(replace(header, payload_crc=crc32c(payload))) + payload)
             await writer.drain()
 
-    def _part(self, header: Header) -> Part:
-        """A frame is of one part."""
-        parts = self._pieces[header.attempt].parts
-        return next(part for part in parts if part.offset <= header.offset < part.offset + part.nbytes)
+    def _touched(self, header: Header, payload: bytes) -> bytes:
+        """A frame carries pieces of one or more parts, and a part may take several frames."""
+        touched, at = bytearray(payload), 0
+        for part, offset, nbytes in self._pieces_of(header):
+            if self.target and self.target(self._layout, part):
+                touched[at : at + nbytes] = bytes(nbytes)
+                self.zeroed += offset == part.offset
+            at += nbytes
+        return bytes(touched)
+
+    def _pieces_of(self, header: Header) -> Iterator[tuple[Part, int, int]]:
+        """Each with its part, and where it lies in the span."""
+        pieces = self._pieces[header.attempt]
+        for index, part in enumerate(pieces.parts):
+            first, stop = pieces.of_part(index)
+            for piece in range(max(first, header.index), min(stop, header.index + header.count)):
+                run = pieces.run(piece, piece + 1)
+                yield part, run.offset, run.nbytes
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
