@@ -9,7 +9,7 @@ BIN := $(CURDIR)/$(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check stubs docs reproduce sim-coverage bench-decisions bench-transport soak-transfer etcd clean
+.PHONY: help setup demo test check stubs docs reproduce sim-coverage bench-cache bench-decisions bench-transport soak-transfer etcd clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -47,6 +47,9 @@ docs: setup ## generate docs/reference
 
 reproduce: setup ## simulate the paper's case study, check the figures, write docs/reproduction.md (minutes)
 	$(BIN)/prfaas sim reproduce --report docs
+
+bench-cache: setup ## what a prefix cache finds on a chat trace, and what an index of ten million blocks costs (minutes)
+	PYTHONPATH=. $(BIN)/python -m bench.cache --check
 
 bench-decisions: setup ## what a routing decision costs at a thousand nodes
 	PYTHONPATH=. $(BIN)/python bench/decision_cost.py

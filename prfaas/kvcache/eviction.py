@@ -1,19 +1,25 @@
 """What a node's cache gives up first when room is short (R18).
 
 In order: unproven states, the longest unused first; then KV at the ends of leaves and proven states, the least worth
-first. Worth is the tokens that would have to be computed again, times hits, per byte. It counts from the level that
-eviction had reached when the thing was last used, so that what is no longer used falls behind, whatever it was worth
-(GreedyDual-Size-Frequency). Orphan states, which would go second, do not exist: a state goes with the KV under it.
+first. Worth is the tokens that would have to be computed again, times hits, per byte, and falls with the turns of the
+cache since the last use. How fast it falls was measured on an hour of a chat service, as in bench/cache: with the first
+power, or where fame fades with the worth of what is evicted (GreedyDual-Size-Frequency), large pools find less; with
+the square, or with plain LRU, small ones do. Orphan states, which would go second, do not exist: a state goes with the
+KV under it.
 """
 
 import heapq
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from prfaas.cluster import NodeId
 from prfaas.kvcache.hashing import HASH_UNIT_TOKENS
 from prfaas.kvcache.radix import Run
+
+#: A token of KV that no state stands on is worth this part of one that is: it saves no computing, only a transfer.
+_KV_ALONE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +44,17 @@ class Victim:
     kept: int = field(compare=False)
     nbytes: int = field(compare=False)
 
-    @property
-    def proven(self) -> bool:
-        return self.rank[0]
-
-    @property
-    def worth(self) -> float:
-        return self.rank[1]
-
 
 class Victims:
-    """All that one owner, the only one of its index, could give up. Taking one out changes what others are worth, so
-    each is appraised again when its turn comes."""
+    """All that one owner, the only one of its index, could give up in this turn. Taking one out changes what others are
+    worth, so each is appraised again when it comes up."""
 
-    def __init__(self, runs: Iterable[Run], owner: NodeId, sizes: Sizes) -> None:
-        self._owner, self._sizes = owner, sizes
+    def __init__(self, runs: Iterable[Run], owner: NodeId, sizes: Sizes, turn: int) -> None:
+        self._owner, self._sizes, self._turn = owner, sizes, turn
         self._serials = itertools.count()
-        self._heap: list[Victim] = []
-        for run in runs:
-            for boundary in dict.fromkeys((*run.states, run.stop)):
-                self.offer(run, boundary)
+        offered = (self._appraise(run, boundary) for run in runs for boundary in dict.fromkeys((*run.states, run.stop)))
+        self._heap = [victim for victim in offered if victim is not None]
+        heapq.heapify(self._heap)
 
     def offer(self, run: Run, boundary: int) -> None:
         victim = self._appraise(run, boundary)
@@ -80,19 +77,21 @@ class Victims:
             return None  # It went, or became part of another run.
         state = run.states.get(boundary, {}).get(self._owner)
         if state is not None and not state.proven:
-            rank = (False, 0.0, state.used.tick)
+            rank = (False, 0.0, state.used)
             return Victim(rank, next(self._serials), run, boundary, boundary, self._sizes.state)
         leaf_end = boundary == run.stop and not run.children
         if state is None and not leaf_end:
             return None
         kept = (run.checkpoint_before(boundary) or run.start) if leaf_end else boundary
         nbytes = (boundary - kept) * self._sizes.unit + (self._sizes.state if state is not None else 0)
-        # KV that no state stands on saves no computing: it is worth what it was last used at, and no more.
-        used, saved_tokens = run.used, 0
         if state is not None:
-            used = state.used
-            saved_tokens = (boundary - _resumed_at(run, boundary)) * HASH_UNIT_TOKENS * state.hits
-        rank = (True, used.level + (saved_tokens / nbytes if saved_tokens else 0.0), used.tick)
+            used, saved_tokens = (
+                state.used,
+                float((boundary - _resumed_at(run, boundary)) * HASH_UNIT_TOKENS * state.hits),
+            )
+        else:
+            used, saved_tokens = run.used, (boundary - kept) * HASH_UNIT_TOKENS * _KV_ALONE
+        rank = (True, saved_tokens / nbytes / _faded(self._turn - used), used)
         return Victim(rank, next(self._serials), run, boundary, kept, nbytes)
 
 
@@ -104,3 +103,9 @@ def _resumed_at(run: Run, boundary: int) -> int:
             return checkpoint
         at = at.parent
     return 0
+
+
+def _faded(turns: int) -> float:
+    """How many times less a thing is worth so many turns after its last use than right then: the power of one and a
+    half, from a square root because only that is the same on all machines."""
+    return (turns + 1) * math.sqrt(turns + 1)

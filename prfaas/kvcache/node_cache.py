@@ -4,14 +4,14 @@ An operation that takes something in makes room as well, so that between operati
 is taken. Each returns the `Change`s by which an index elsewhere follows.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prfaas.cluster import NodeId
 from prfaas.kvcache.eviction import Sizes, Victim, Victims
 from prfaas.kvcache.hashing import HASH_UNIT_TOKENS
 from prfaas.kvcache.matching import Found
 from prfaas.kvcache.prefix import Change, ChangeKind, PrefixIndex
-from prfaas.kvcache.radix import NEVER, Use, first_units, units
+from prfaas.kvcache.radix import State, first_units, units
 from prfaas.kvcache.states import Checkpoint
 from prfaas.request import Match
 
@@ -31,7 +31,8 @@ class NodeCache:
         self._sizes = Sizes(state_bytes, bytes_per_token * HASH_UNIT_TOKENS)
         self._index = PrefixIndex()
         self._used_bytes = 0
-        self._use = NEVER
+        #: Turns: each look-up and each admission is one.
+        self._turn = 0
 
     def lookup(self, keys: bytes, handoff_tokens: int) -> Match:
         """What a prefill that starts now finds. The state it resumes from is proven by that."""
@@ -41,32 +42,36 @@ class NodeCache:
         return match
 
     def admit(self, keys: bytes, handoff_tokens: int, kept: Iterable[Checkpoint]) -> tuple[Change, ...]:
-        """Take in what a prefill leaves: the KV of all complete units, and the states it kept."""
-        keys = first_units(keys, handoff_tokens // HASH_UNIT_TOKENS)
+        """Take in what a prefill leaves: the KV of all complete units, and the states it kept, shortest first."""
+        keys, kept = first_units(keys, handoff_tokens // HASH_UNIT_TOKENS), tuple(kept)
         changes = []
-        missing = units(keys) - self._index.find(keys, handoff_tokens).kv_units(self._owner)
+        found = self._index.find(keys, handoff_tokens)
+        missing, passed = units(keys) - found.kv_units(self._owner), self._passed(found, kept)
         if missing:
             self._index.insert(keys, self._owner)
             self._used_bytes += missing * self._sizes.unit
             changes.append(Change(ChangeKind.KV_ADDED, keys))
         for checkpoint in kept:
-            assert checkpoint.tokens % HASH_UNIT_TOKENS == 0 and checkpoint.tokens <= handoff_tokens, checkpoint
             prefix = first_units(keys, checkpoint.tokens // HASH_UNIT_TOKENS)
+            assert units(prefix) * HASH_UNIT_TOKENS == checkpoint.tokens, (
+                f"{checkpoint} is not at the end of a known unit"
+            )
             if self._index.add_state(prefix, self._owner, checkpoint.proven):
                 self._used_bytes += self._sizes.state
                 changes.append(Change(ChangeKind.STATE_ADDED, prefix))
-        self._touch(self._index.find(keys, handoff_tokens))
+        found = self._index.find(keys, handoff_tokens)
+        if passed is not None:
+            _take_over(passed, found.path[-1].run.states[kept[-1].tokens // HASH_UNIT_TOKENS][self._owner])
+        self._touch(found)
         over_bytes = self._used_bytes - self._full_bytes
         return (*changes, *(self.evict(max(over_bytes, self._batch_bytes)) if over_bytes > 0 else ()))
 
     def evict(self, nbytes: int) -> tuple[Change, ...]:
         """Free at least `nbytes`, or all there is."""
-        victims = Victims(self._index.runs(), self._owner, self._sizes)
+        victims = Victims(self._index.runs(), self._owner, self._sizes, self._turn)
         goal_bytes = max(0, self._used_bytes - nbytes)
         changes = []
         while self._used_bytes > goal_bytes and (victim := victims.pop()) is not None:
-            if victim.proven:
-                self._use = Use(max(self._use.level, victim.worth), self._use.tick)
             changes.append(self._give_up(victim))
             victims.offer(victim.run, victim.run.stop)
         return tuple(changes)
@@ -91,14 +96,30 @@ class NodeCache:
         self._used_bytes -= victim.nbytes
         return change
 
+    def _passed(self, found: Found, kept: Sequence[Checkpoint]) -> State | None:
+        """The state at the end of a leaf, where a prompt goes on from there to another state."""
+        if not found.path:
+            return None
+        run, matched = found.path[-1]
+        if run.children or matched < run.stop or all(each.tokens <= matched * HASH_UNIT_TOKENS for each in kept):
+            return None
+        return run.states.get(matched, {}).get(self._owner)
+
     def _touch(self, found: Found, resumed_at: int = 0) -> None:
-        self._use = use = Use(self._use.level, self._use.tick + 1)
+        self._turn += 1
         for run, matched in found.path:
             if matched == run.stop:
-                run.used = use
+                run.used = self._turn
             for boundary, owners in run.states.items():
                 if boundary <= matched:
-                    owners[self._owner].used = use
+                    owners[self._owner].used = self._turn
                 if boundary == resumed_at:
                     owners[self._owner].hits += 1
                     owners[self._owner].proven = True
+
+
+def _take_over(passed: State, last: State) -> None:
+    """A conversation went on: the next turn resumes from its last state, as others did from the one before. Only a
+    prompt that leaves there needs that one again."""
+    last.hits = passed.hits
+    passed.proven = False

@@ -14,31 +14,22 @@ from prfaas.cluster import NodeId
 from prfaas.kvcache.hashing import KEY_BYTES
 
 
-class Use(NamedTuple):
-    """When something was last used: the level of worth that eviction had reached, and the turn."""
-
-    level: float = 0.0
-    tick: int = 0
-
-
-NEVER = Use()
-
-
 @dataclass(slots=True, eq=False)
 class State:
     """The recurrent state of one holder at one boundary. It is proven once a prefill resumed from it, and counts that
-    as a hit."""
+    as a hit. `used` is the turn of the cache in which a prompt last passed it."""
 
     proven: bool
     hits: int = 1
-    used: Use = NEVER
+    used: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Run:
     """Units `start:stop` of some prompts. `holders` maps to where each one's KV ends, `states` from boundary to owner.
 
-    A state at the boundary between two runs is the upper one's. `used` is when a prompt last came to the run's end.
+    A state at the boundary between two runs is the upper one's. `used` is the turn of the cache in which a prompt last
+    came to the run's end.
     """
 
     parent: Optional["Run"]
@@ -47,7 +38,7 @@ class Run:
     children: dict[bytes, "Run"] = field(default_factory=dict)
     holders: dict[NodeId, int] = field(default_factory=dict)
     states: dict[int, dict[NodeId, State]] = field(default_factory=dict)
-    used: Use = NEVER
+    used: int = 0
 
     @property
     def stop(self) -> int:
@@ -118,11 +109,14 @@ class RadixTree:
             return path
         if matched < run.stop:
             run = self._split(run, matched)
+            path[-1] = Step(run, matched)
         if run is self.root or run.children:
-            run.children[rest[:KEY_BYTES]] = Run(run, matched, rest)
+            child = run.children[rest[:KEY_BYTES]] = Run(run, matched, rest)
+            path.append(Step(child, child.stop))
         else:
             run.keys += rest
-        return self.walk(keys)
+            path[-1] = Step(run, run.stop)
+        return path
 
     def trim(self, run: Run) -> None:
         """Take out of the tree what nobody holds of a run. Runs below it have been trimmed before."""

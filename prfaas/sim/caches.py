@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from prfaas.cluster import NodeId
+from prfaas.kvcache.hashing import HASH_UNIT_TOKENS
 from prfaas.kvcache.node_cache import NodeCache
 from prfaas.kvcache.prefix import PrefixIndex
+from prfaas.kvcache.radix import units
 from prfaas.kvcache.states import checkpoints
 from prfaas.profile import Profile
 from prfaas.request import Match, Matches, Request, RequestId
@@ -61,8 +63,10 @@ class Caches:
     def computed(self, node: NodeId, request: Request, resumed: Match) -> None:
         """A prefill has ended on the node: its KV stays there, and the states that are worth keeping."""
         if node in self._nodes and request.id in self._keys:
-            kept = checkpoints(request.handoff_tokens, resumed)
-            changes = self._nodes[node].admit(self._keys[request.id], request.handoff_tokens, kept)
+            keys = self._keys[request.id]
+            # The end of a traced prompt may have no keys.
+            known_tokens = min(request.handoff_tokens, units(keys) * HASH_UNIT_TOKENS)
+            changes = self._nodes[node].admit(keys, known_tokens, checkpoints(known_tokens, resumed))
             for change in changes:
                 self._index.apply(node, change)
 

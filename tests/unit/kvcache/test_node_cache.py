@@ -47,6 +47,12 @@ def match(node: NodeCache, word: str) -> tuple[int, int]:
     return found.joint // HASH_UNIT_TOKENS, found.kv // HASH_UNIT_TOKENS
 
 
+def idle(node: NodeCache, turns: int = 100) -> None:
+    """Other prompts pass, so that all that was used before was used about as long ago."""
+    for _ in range(turns):
+        match(node, "?")
+
+
 def test_the_next_turn_resumes_where_the_last_one_ended():
     """The states that R6 keeps are those that the next prompt of a conversation, and one that leaves it, look for."""
     node = cache()
@@ -121,6 +127,7 @@ def test_what_was_hit_often_outlives_what_was_used_last():
     for _ in range(3):
         match(node, "aaaab")
     admit(node, "cccc", *kept(4))
+    idle(node)
     assert node.evict(1) == (Change(ChangeKind.KV_REMOVED, keys("c")),)
 
 
@@ -129,6 +136,7 @@ def test_what_saves_more_for_its_bytes_stays_longer():
     node = cache()
     admit(node, "a" * 20, *kept(20))
     admit(node, "bb", *kept(2))
+    idle(node)
     assert node.evict(1) == (Change(ChangeKind.KV_REMOVED, keys("b")),)
 
 
@@ -141,10 +149,77 @@ def test_a_state_is_worth_more_when_its_neighbour_is_gone():
         match(node, "a" * 20)
     admit(node, "b" * 12, *kept(12))
     match(node, "b" * 12)
+    idle(node)
     assert node.evict(STATE + 1) == (
         Change(ChangeKind.STATE_REMOVED, keys("a" * 4)),
         Change(ChangeKind.KV_REMOVED, keys("b")),
     )
+
+
+def test_hits_count_less_the_longer_ago_they_were():
+    """R18: recent hits. What was used once in half the time outlives two hits and not four: worth falls with the power
+    of one and a half."""
+    for hits, gone in ((2, "a"), (4, "c")):
+        node = cache()
+        admit(node, "aaaa", *kept(4))
+        for _ in range(hits - 1):
+            match(node, "aaaa")
+        idle(node)
+        admit(node, "cccc", *kept(4))
+        idle(node)
+        assert node.evict(1) == (Change(ChangeKind.KV_REMOVED, keys(gone)),)
+
+
+def test_a_state_that_its_conversation_has_passed_is_unproven_again():
+    """R6: the next turn resumes from the new end. Unless a prompt leaves at the old one, which proves it again."""
+    node = cache()
+    for word in ("aaaa", "aaaabbbb"):
+        match(node, word)
+        admit(node, word, *kept(len(word)))
+    admit(node, "cccc", *kept(4))
+    idle(node)
+    assert match(node, "aaaaX") == (4, 4)
+    admit(node, "wxyz", *kept(2, proven=False), *kept(4))
+    assert node.evict(1) == (Change(ChangeKind.STATE_REMOVED, keys("wx")),)
+    match(node, "aaaabbbb")
+    admit(node, "aaaabbbbcccc", *kept(12))
+    assert node.evict(1) == (Change(ChangeKind.STATE_REMOVED, keys("aaaabbbb")),)
+    assert match(node, "aaaaX") == (4, 4)
+
+
+def test_a_state_that_others_leave_from_stays_proven():
+    """Where a system prompt ends many conversations begin: one of them going on takes nothing from the others."""
+    node = cache()
+    admit(node, "sssaaa", *kept(6))
+    match(node, "sssbbb")
+    admit(node, "sssbbb", *kept(3, 6))
+    match(node, "ssscccc")
+    admit(node, "ssscccc", *kept(7))
+    admit(node, "wxyz", *kept(2, proven=False), *kept(4))
+    node.evict(1)
+    assert node.evict(1)[0].kind is ChangeKind.KV_REMOVED
+    assert match(node, "sssX") == (3, 3)
+
+
+def test_the_end_of_a_conversation_that_went_on_outlives_one_that_never_did():
+    """R18: the new end takes over the hits of the old one."""
+    node = cache()
+    for word in ("aa", "aaa", "aaaa"):
+        match(node, word)
+        admit(node, word, *kept(len(word)))
+    admit(node, "bbbb", *kept(4))
+    idle(node)
+    node.evict(2 * STATE)
+    assert node.evict(1) == (Change(ChangeKind.KV_REMOVED, keys("b")),)
+
+
+def test_kv_that_nothing_can_resume_from_is_worth_little():
+    """It saves a transfer and no computing: it goes before the same KV with a state on it."""
+    node = cache()
+    admit(node, "a" * 40, *kept(40))
+    admit(node, "b" * 40)
+    idle(node)
+    assert node.evict(1) == (Change(ChangeKind.KV_REMOVED, keys("b")),)
 
 
 def test_old_fame_fades():
@@ -320,6 +395,12 @@ class CacheMachine(RuleBasedStateMachine):
         for checkpoint in wanted:
             if not checkpoint.proven:
                 self.unproven.add(word[: checkpoint.tokens // HASH_UNIT_TOKENS])
+        leaf = max(
+            (p for p in prefixes(word[: handoff_tokens // HASH_UNIT_TOKENS]) if p in self.kv), key=len, default=""
+        )
+        goes_on = any(checkpoint.tokens > tokens(len(leaf)) for checkpoint in wanted)
+        if goes_on and leaf in self.states and not any(p != leaf and p.startswith(leaf) for p in self.kv):
+            self.unproven.add(leaf)
         self._follow(word, self.node.admit(keys(word), handoff_tokens, wanted))
 
     @rule(nbytes=st.integers(0, 30 * UNIT))
