@@ -4,6 +4,7 @@ Order of precedence: command line, environment (`PRFAAS_<SECTION>_<FIELD>`), fil
 errors that name the path.
 """
 
+import math
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -300,10 +301,30 @@ def load(
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$")
         raise ConfigError(where.strip("`.") or "configuration", message) from error
+    _check_values(config)
     _check_security(config)
     if config.kv.min_lanes > config.kv.max_lanes:
         raise ConfigError("kv.min_lanes", f"{config.kv.min_lanes} is more than kv.max_lanes = {config.kv.max_lanes}")
     return config
+
+
+def _check_values(config: Config) -> None:
+    """What the types let through and no service could work with."""
+    for section in msgspec.structs.fields(Config):
+        for name, value in msgspec.structs.asdict(getattr(config, section.name)).items():
+            for each in value.values() if isinstance(value, dict) else (value,):
+                if isinstance(each, float) and not math.isfinite(each):
+                    raise ConfigError(f"{section.name}.{name}", f"{each} is not a finite number")
+    for address in config.kv.advertise.values():
+        _check_address("kv.advertise", address)
+    if config.worker.rpc_advertise:
+        _check_address("worker.rpc_advertise", config.worker.rpc_advertise)
+
+
+def _check_address(setting: str, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and len(port) < 6 and 1 <= int(port) <= 65535):
+        raise ConfigError(setting, f"{address!r} is not host:port, with a port from 1 to 65535")
 
 
 def _check_security(config: Config) -> None:

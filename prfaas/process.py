@@ -18,14 +18,27 @@ def die_with_parent(sig: signal.Signals = signal.SIGKILL, parent: int | None = N
         os.kill(os.getpid(), sig)
 
 
+def leave_signals_to_the_node() -> None:
+    """For a child that only its node may stop. Ctrl-C reaches the whole terminal, and a supervisor's SIGTERM the whole
+    group or cgroup: what runs must be able to finish while the node drains."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+
+
 async def end(process: asyncio.subprocess.Process, grace_s: float, sig: signal.Signals = signal.SIGTERM) -> int:
     """Stop a child: `sig`, then SIGKILL after `grace_s`. Its exit code."""
     if process.returncode is None:
         process.send_signal(sig)
-        try:
-            async with asyncio.timeout(grace_s):
-                return await process.wait()
-        except TimeoutError:
+    return await ended(process, grace_s)
+
+
+async def ended(process: asyncio.subprocess.Process, grace_s: float) -> int:
+    """The exit code of a child that has been told to end; SIGKILL when it has not after `grace_s`."""
+    try:
+        async with asyncio.timeout(grace_s):
+            return await process.wait()
+    except TimeoutError:
+        if process.returncode is None:
             process.kill()
     return await process.wait()
 

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.engine import messages as engine_messages
-from prfaas.errors import PeerUnavailable
+from prfaas.errors import ConfigError, PeerUnavailable
 from prfaas.ipc import AsyncChannel
-from prfaas.process import end
+from prfaas.process import ended
 from prfaas.transfer.pump import messages as pump_messages
 
-STOP_GRACE_S = 5.0
+#: How long a child may take to see that its channel is closed. It may be in the middle of an operator, and has nothing
+#: that is worth waiting for.
+STOP_GRACE_S = 2.0
 
 
 class Child:
@@ -54,12 +56,16 @@ class Child:
 
     async def stop(self) -> None:
         self.channel.close()
-        await end(self.process, STOP_GRACE_S)
+        await ended(self.process, STOP_GRACE_S)
 
 
 @asynccontextmanager
 async def children(model_dir: Path, pool_bytes: int) -> AsyncIterator[tuple[Child, Child]]:
-    """Engine and pump, running, on a new pool; both are stopped at the end."""
+    """Engine and pump, running, on a new pool; both are stopped at the end. Raises ConfigError for a pool that this
+    machine has no memory for."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if pool_bytes > memory_bytes:
+        raise ConfigError("kv.pool_bytes", f"{pool_bytes} is more than this machine's memory of {memory_bytes} bytes")
     pool_fd = os.memfd_create("prfaas-pool")
     try:
         os.ftruncate(pool_fd, pool_bytes)

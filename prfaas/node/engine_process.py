@@ -1,29 +1,26 @@
 """The engine process of a worker: `python -m prfaas.node.engine_process --fd N --pool-fd M --model DIR`.
 
 Its main thread computes and nothing else does; one more thread waits for commands, so that each has the time at which
-it came, also while a chunk is being computed. It ends when the node closes the socket or dies, and on SIGTERM; an
-interrupt from a terminal is the node's to answer.
+it came, also while a chunk is being computed. It ends when the node closes the socket or dies; signals to the group are
+the node's to answer.
 """
 
 import argparse
 import mmap
 import os
 import queue
-import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 from prfaas.engine.loading import load_engine
 from prfaas.engine.messages import Command, Ready
 from prfaas.ipc import Channel
 from prfaas.node.engine_loop import EngineLoop
 from prfaas.observe.logs import configure
-from prfaas.process import die_with_parent
+from prfaas.process import die_with_parent, leave_signals_to_the_node
 
 LOAD_INTERVAL_S = 0.25
 #: Commands that wait between two turns; beyond it they wait in the socket.
@@ -80,8 +77,7 @@ def serve(channel: Channel[Command], loop: EngineLoop) -> None:
 
 def main() -> None:
     args = _arguments()
-    signal.signal(signal.SIGTERM, _exit)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_signals_to_the_node()
     die_with_parent()
     configure("json")
     channel = Channel[Command](socket.socket(fileno=args.fd), Command)
@@ -101,10 +97,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--pool-fd", type=int, required=True, help="the memfd of the pool")
     parser.add_argument("--model", type=Path, required=True, help="a model folder")
     return parser.parse_args()
-
-
-def _exit(_signal: int, _frame: FrameType | None) -> None:
-    sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,14 @@ import structlog
 from prfaas.cluster import NodeLoad, Role, address_for
 from prfaas.engine import messages as engine_messages
 from prfaas.engine.port import EngineInfo
-from prfaas.errors import DeadlineExceeded, InvalidRequest, NamespaceMismatch, Overloaded, PrfaasError
+from prfaas.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    NamespaceMismatch,
+    Overloaded,
+    PeerUnavailable,
+    PrfaasError,
+)
 from prfaas.kvcache.layout import chunk_ends
 from prfaas.node.admission import Admission
 from prfaas.node.engine_client import CANCEL_DEADLINE_S, EngineClient
@@ -62,7 +69,7 @@ class Worker:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self.place, self.info, self.admission = place, info, admission
-        self._engine, self._pump, self._spawn = engine, pump, spawn
+        self._engine, self._pump, self._create_task = engine, pump, spawn
         self._tenures: dict[AttemptId, Tenure] = {}
         self._closing: dict[AttemptId, asyncio.Task[None]] = {}
         self._gave_back = asyncio.Event()
@@ -203,7 +210,21 @@ class Worker:
         if tenure.task and not tenure.task.done():
             story.close()
             raise InvalidRequest("the attempt is busy", param="attempt")
-        tenure.task = self._spawn(self._guard(tenure, story))
+        try:
+            tenure.task = self._spawn(self._guard(tenure, story))
+        except PeerUnavailable:
+            story.close()
+            raise
+        # A task that is cancelled before its first step never awaits the story.
+        tenure.task.add_done_callback(lambda _: story.close())
+
+    def _spawn(self, story: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task in the node's group. Raises PeerUnavailable once engine or pump has died: the group takes no more."""
+        try:
+            return self._create_task(story)
+        except RuntimeError as error:
+            story.close()
+            raise PeerUnavailable(self.place.node, "it is going down") from error
 
     async def _guard(self, tenure: Tenure, story: Coroutine[Any, Any, None]) -> None:
         try:
@@ -347,7 +368,12 @@ class Worker:
         del self._tenures[tenure.attempt]
         if tenure.deadline:
             tenure.deadline.cancel()
-        self._closing[tenure.attempt] = self._spawn(self._give_back(tenure))
+        try:
+            self._closing[tenure.attempt] = self._spawn(self._give_back(tenure))
+        except PeerUnavailable:
+            # Engine and pump end with the node, and with them all that the tenure holds.
+            self.admission.release(tenure.attempt)
+            self._gave_back.set()
 
     async def _give_back(self, tenure: Tenure) -> None:
         if tenure.task and not tenure.task.done():

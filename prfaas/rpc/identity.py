@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import structlog
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 
 from prfaas.errors import ConfigError
 from prfaas.security import PeerRole, roles_in
@@ -28,7 +29,8 @@ _Signature = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What the files hold, checked: the key belongs to the certificate, and the certificate to the role."""
+    """What the files hold, checked: the key belongs to the certificate, and the certificate to the
+    role and the authority."""
 
     ca: bytes = field(repr=False)
     cert: bytes = field(repr=False)
@@ -97,15 +99,19 @@ class Identity:
         ca, cert, key = (self._on(file, setting, Path.read_bytes) for setting, file in self._files())
         try:
             ssl.create_default_context(cadata=ca.decode("ascii"))
+            authorities = x509.load_pem_x509_certificates(ca)
         except (OSError, ValueError) as error:
             raise ConfigError("security.ca", f"{self._ca} holds no certificate: {error}") from error
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._cert, self._key, password="")
-            leaf = x509.load_pem_x509_certificates(cert)[0]
+            chain = x509.load_pem_x509_certificates(cert)
+            leaf = chain[0]
         except (OSError, ValueError) as error:
             raise ConfigError("security.cert", f"{self._cert} and {self._key} are no pair: {error}") from error
         if self.role not in roles_in(_dns_names(leaf)):
             raise ConfigError("security.cert", f"{self._cert} has no name {self.role.dns_name}")
+        if not _leads_to(chain, authorities):
+            raise ConfigError("security.ca", f"{self._ca} did not sign {self._cert}")
         return Material(ca, cert, key, leaf.not_valid_after_utc)
 
     def _files(self) -> tuple[tuple[str, Path], ...]:
@@ -130,6 +136,19 @@ def dial(
 
 def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(material.key, material.cert)], material.ca)
+
+
+def _leads_to(chain: list[x509.Certificate], authorities: list[x509.Certificate]) -> bool:
+    """Whether one of the authorities signed the certificate, or one of those that came with it."""
+    return any(_signed(authority, certificate) for authority in authorities for certificate in chain)
+
+
+def _signed(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def _dns_names(certificate: x509.Certificate) -> list[str]:

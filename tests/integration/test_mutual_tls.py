@@ -294,6 +294,8 @@ def test_files_that_cannot_be_used_end_the_start(folder: Path):
         Identity(DECODE, ca=ca, cert=cert, key=folder / "none")
     with pytest.raises(ConfigError, match=r"security\.ca"):
         Identity(DECODE, ca=key, cert=cert, key=key)
+    with pytest.raises(ConfigError, match=r"security\.ca.*did not sign"):
+        Identity(DECODE, ca=ca, cert=cert, key=key)
     old_cert, old_key = write(folder, "old", issue(made, (DECODE,), days=-1.0))
     with pytest.raises(ConfigError, match=r"security\.cert.*expired"):
         Identity(DECODE, ca=ca, cert=old_cert, key=old_key)

@@ -1,6 +1,7 @@
 """One worker with its real engine and pump: what a token link's commands leave behind, whatever order they come in."""
 
 import asyncio
+import gc
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from prfaas.errors import (
     InvalidRequest,
     NamespaceMismatch,
     Overloaded,
+    PeerUnavailable,
     PrfaasError,
     TransferFailed,
 )
@@ -435,3 +437,22 @@ async def test_an_operator_may_hold_a_worker(worker: Worker):
     worker.hold(False)
     assert not worker.load().draining
     assert isinstance(await router.ask(attempt(), reserve(worker, 10)), Reserved)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning", "error::pytest.PytestUnraisableExceptionWarning")
+async def test_a_node_that_is_going_down_says_so(model_dir: Path):
+    """When engine or pump has died no task can begin: who asks is told, and what was open is let go without a fuss."""
+    held, later = attempt(), attempt()
+    try:
+        async with asyncio.timeout(LIVENESS_S), worker_on(model_dir) as worker:
+            router = Router(worker)
+            assert isinstance(await router.ask(held, reserve(worker, 100, ELSEWHERE)), Reserved)
+            next(one for one in psutil.Process().children() if "prfaas.transfer.pump" in one.cmdline()).kill()
+            await asyncio.Event().wait()
+    except* PeerUnavailable:
+        pass  # as it should
+    failed = await router.ask(later, reserve(worker, 100))
+    assert isinstance(failed, Failed) and isinstance(failed.error, PeerUnavailable) and failed.error.peer == HERE
+    router.close()
+    assert worker.attempts == 0 and worker.admission.committed_tokens == 0
+    gc.collect()

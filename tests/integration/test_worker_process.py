@@ -7,7 +7,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,13 @@ async def worker(model_dir: Path, *options: str) -> AsyncIterator[WorkerProcess]
     command = [sys.executable, "-m", "services.cli", "decode-worker", "--id", NODE, "--region", "b"]
     place = ["--model-dir", str(model_dir), "--store-endpoints", store.endpoint, "--log-format", "json"]
     process = await asyncio.create_subprocess_exec(
-        *command, *place, "--kv-pool-bytes", str(1 << 20), *options, stderr=asyncio.subprocess.PIPE
+        *command,
+        *place,
+        "--kv-pool-bytes",
+        str(1 << 20),
+        *options,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )
     try:
         yield WorkerProcess(process)
@@ -103,6 +109,14 @@ async def test_a_port_that_is_taken_is_named(model_dir: Path, option: str, setti
         async with worker(model_dir, option, str(port)) as started:
             assert await started.exit_code() == 2, started.said
     assert f"{setting}: " in started.said and str(port) in started.said
+    assert "Traceback" not in started.said
+
+
+async def test_a_pool_beyond_the_machines_memory_is_named(model_dir: Path):
+    """Before a child is started on it."""
+    async with worker(model_dir, "--kv-pool-bytes", str(1 << 60)) as started:
+        assert await started.exit_code() == 2, started.said
+    assert f"kv.pool_bytes: {1 << 60} is more than this machine's memory" in started.said
     assert "Traceback" not in started.said
 
 
@@ -144,32 +158,55 @@ class Link:
         return self._events.pop(0)
 
 
-async def test_sigterm_lets_a_stream_finish(model_dir: Path):
-    """What runs comes to its end while nothing new is taken, and then the process ends well."""
-    async with worker(model_dir) as started:
-        address = (await started.serving())["rpc"]
-        async with grpc.aio.insecure_channel(address) as channel:
-            stub = WorkerStub(channel)
-            namespace = unpack_description(await stub.Describe(pb.DescribeRequest())).namespace
-            link = Link(stub)
-            reserve = Reserve(
-                request_id=RequestId("r"),
-                prompt=PROMPT,
-                sampling=Sampling(max_tokens=OUTPUT_TOKENS),
-                source_node=NODE,
-                source_region=RegionId("b"),
-                source_namespace=namespace,
-                deadline_s=60.0,
-            )
-            assert isinstance(await link.ask(reserve), Reserved)
-            prefill = Prefill(request_id=RequestId("r"), prompt=PROMPT, destination=None, deadline_s=60.0)
-            assert isinstance(await link.ask(prefill), PrefillDone)
-            first = await link.ask(Decode())
-            assert isinstance(first, Tokens)
-            started.process.send_signal(signal.SIGTERM)
-            received = len(first.tokens)
-            while isinstance(event := await link.next(), Tokens):
-                received += len(event.tokens)
-            assert isinstance(event, Done) and event.output_tokens == OUTPUT_TOKENS
-            assert received == OUTPUT_TOKENS * TOKEN_BYTES
-            assert await started.exit_code() == 0, started.said
+@asynccontextmanager
+async def decoding(started: WorkerProcess) -> AsyncIterator[tuple[Link, Tokens]]:
+    """A stream that has begun, and its first tokens."""
+    address = (await started.serving())["rpc"]
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = WorkerStub(channel)
+        namespace = unpack_description(await stub.Describe(pb.DescribeRequest())).namespace
+        link = Link(stub)
+        reserve = Reserve(
+            request_id=RequestId("r"),
+            prompt=PROMPT,
+            sampling=Sampling(max_tokens=OUTPUT_TOKENS),
+            source_node=NODE,
+            source_region=RegionId("b"),
+            source_namespace=namespace,
+            deadline_s=60.0,
+        )
+        assert isinstance(await link.ask(reserve), Reserved)
+        prefill = Prefill(request_id=RequestId("r"), prompt=PROMPT, destination=None, deadline_s=60.0)
+        assert isinstance(await link.ask(prefill), PrefillDone)
+        first = await link.ask(Decode())
+        assert isinstance(first, Tokens)
+        yield link, first
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["the node", "its group"])
+async def test_sigterm_lets_a_stream_finish(model_dir: Path, send: Callable[[int, int], None]):
+    """What runs comes to its end while nothing new is taken, and then the process ends well. Supervisors may signal the
+    whole group: engine and pump leave it to the node."""
+    async with worker(model_dir) as started, decoding(started) as (link, first):
+        send(started.process.pid, signal.SIGTERM)
+        received = len(first.tokens)
+        while isinstance(event := await link.next(), Tokens):
+            received += len(event.tokens)
+        assert isinstance(event, Done) and event.output_tokens == OUTPUT_TOKENS
+        assert received == OUTPUT_TOKENS * TOKEN_BYTES
+        assert await started.exit_code() == 0, started.said
+    assert "Traceback" not in started.said
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("prfaas.node.engine_process", "engine"), ("prfaas.transfer.pump", "pump")]
+)
+async def test_a_child_that_dies_under_a_stream_ends_the_worker_without_a_traceback(
+    model_dir: Path, module: str, name: str
+):
+    """The attempt is cut off with the node, and one line says why."""
+    async with worker(model_dir) as started, decoding(started):
+        started.child(module).kill()
+        assert await started.exit_code() == 1, started.said
+    assert f"{name}" in started.said and "is unavailable" in started.said
+    assert "Traceback" not in started.said and "never awaited" not in started.said

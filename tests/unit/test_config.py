@@ -35,6 +35,16 @@ def test_command_line_beats_environment_beats_file_beats_default(tmp_path: Path)
         ("[kv]\ncongestion = 'fast'\n", "kv.congestion"),
         ("[kv]\nmin_lanes = 8\nmax_lanes = 4\n", "kv.min_lanes"),
         ("router = 1\n", "router"),
+        ("[kv]\nno_progress_s = inf\n", "kv.no_progress_s"),
+        ("[kv]\nconnect_s = nan\n", "kv.connect_s"),
+        ("[worker]\nitl_slo_s = inf\n", "worker.itl_slo_s"),
+        ("[routing.lines]\na = inf\n", "routing.lines"),
+        ("[kv.advertise]\na = ''\n", "kv.advertise"),
+        ("[kv.advertise]\na = 'relay'\n", "kv.advertise"),
+        ("[kv.advertise]\na = ':7000'\n", "kv.advertise"),
+        ("[kv.advertise]\na = '10.0.0.7:0'\n", "kv.advertise"),
+        ("[kv.advertise]\na = '10.0.0.7:99999'\n", "kv.advertise"),
+        ("[worker]\nrpc_advertise = 'here'\n", "worker.rpc_advertise"),
     ],
 )
 def test_a_mistake_is_refused_with_its_path(tmp_path: Path, text: str, path: str):
@@ -60,6 +70,15 @@ def test_lists_and_tables_fit_into_the_environment():
     loaded = config.load(environ=environ)
     assert loaded.store.endpoints == ("a:1", "b:2")
     assert loaded.kv.advertise == {"a": "relay:1", "": "own:2"}
+
+
+@pytest.mark.parametrize("name", ["PRFAAS_KV_ADVERTISE", "PRFAAS_WORKER_RPC_ADVERTISE"])
+def test_an_address_in_the_environment_is_checked_too(name: str):
+    """A name without a port leads nowhere, wherever it was written; brackets and names are addresses."""
+    with pytest.raises(ConfigError, match="is not host:port"):
+        config.load(environ={name: "relay"})
+    for address in ("relay:65535", "[::1]:1"):
+        config.load(environ={name: address})
 
 
 def test_a_dump_masks_secrets():

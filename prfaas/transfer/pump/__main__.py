@@ -1,7 +1,7 @@
 """The pump process: `python -m prfaas.transfer.pump --fd N --pool-fd M`.
 
 N is a Unix socket to the node, M the pool's memfd; both are inherited. The process ends with its node: when the socket
-closes, when the parent dies, or on SIGTERM. It holds nothing that outlives it, so that no way of ending needs care.
+closes or when the parent dies. It holds nothing that outlives it, so that no way of ending needs care.
 """
 
 import argparse
@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import mmap
 import os
-import signal
 import socket
 import sys
 import threading
@@ -17,7 +16,7 @@ import traceback
 
 from prfaas.errors import ConfigError
 from prfaas.ipc import Channel
-from prfaas.process import die_with_parent
+from prfaas.process import die_with_parent, leave_signals_to_the_node
 from prfaas.transfer import receiver, sender
 from prfaas.transfer.pieces import MAX_PLACES
 from prfaas.transfer.pump import messages
@@ -36,9 +35,7 @@ def main() -> None:
     parser.add_argument("--pool-fd", type=int, required=True, help="memfd of the pool")
     args = parser.parse_args()
     die_with_parent()
-    # Ctrl-C reaches the whole terminal; stopping is the node's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    leave_signals_to_the_node()
     threading.excepthook = _end_with_the_thread
     node: Channel[messages.Command] = Channel(socket.socket(fileno=args.fd), messages.Command)
     code = 1
