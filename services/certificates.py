@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from prfaas.security import PeerRole, roles_in
+from prfaas.security import DOMAIN, PeerRole, roles_in
 
 CA = "ca"
 #: Under which a process on the same machine is reached.
@@ -87,7 +87,8 @@ def new_authority(days: float = 365.0) -> Issued:
 
 
 def issue(authority: Issued, roles: Sequence[PeerRole], hosts: Iterable[str] = (), days: float = 365.0) -> Issued:
-    """A certificate for server and client alike. It is valid until `days` from now, which may be in the past."""
+    """A certificate for server and client alike. It is valid until `days` from now, which may be in the past. Raises
+    ValueError for a host that is none, or that is a role's name."""
     key = ec.generate_private_key(ec.SECP256R1())
     role_names = [x509.DNSName(role.dns_name) for role in roles]
     names = [*role_names, *map(_host, dict.fromkeys((*LOCAL_HOSTS, *hosts)))]
@@ -151,7 +152,12 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(host))
     except ValueError:
-        return x509.DNSName(host)
+        pass
+    if not host or any(letter.isspace() for letter in host):
+        raise ValueError(f"{host!r} is not the name of a host")
+    if f".{host}".lower().rstrip(".").endswith(f".{DOMAIN}"):
+        raise ValueError(f"{host!r} would give a role: no host is under {DOMAIN}")
+    return x509.DNSName(host)
 
 
 def _key_usage(

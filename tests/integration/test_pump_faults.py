@@ -20,6 +20,7 @@ from tests.integration.kv_pumps import (
     Line,
     Pump,
     WirePeer,
+    assert_same_parts,
     assert_transfers,
     attempt_id,
     dial,
@@ -79,6 +80,31 @@ def test_field_B3_a_flipped_byte_fails_loudly(integrity: str) -> None:
         end(attempt, source, target)
         load = target.assert_baseline()
         assert load.refused[Cause.CHECKSUM.value] == 1, f"{load.refused}"
+
+
+def test_damage_before_anything_has_opened_on_a_lane_costs_the_lane() -> None:
+    """It could be anybody's frame. What it carried is sent again, and the refusal is counted."""
+    damaged: list[Kind] = []
+
+    def damage(_: int, data: bytes) -> bytes:
+        if damaged or data[:4] != frames.MAGIC or len(data) < frames.HEADER_BYTES + 200:
+            return data
+        kind = frames.decode(data[: frames.HEADER_BYTES]).kind
+        if kind not in frames.OF_ATTEMPT:
+            return data
+        damaged.append(kind)
+        at = frames.HEADER_BYTES + 100
+        return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+    with pumps({"integrity": "aes-gcm"}, {"integrity": "aes-gcm"}) as (source, target):
+        attempt, here, there = start_transfer(source, target, TOKENS, address=Line(target, damage).address)
+        source.tell(m.PartsReady(attempt, PARTS))
+        assert isinstance(target.outcome(attempt), m.Received)
+        assert isinstance(source.outcome(attempt), m.Sent)
+        assert damaged
+        assert_same_parts(source, here, target, there, TOKENS)
+        end(attempt, source, target)
+        assert target.assert_baseline().refused == {Cause.CHECKSUM.value: 1}
 
 
 def test_field_B5_a_truncated_stream_is_never_complete() -> None:

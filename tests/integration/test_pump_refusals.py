@@ -1,6 +1,7 @@
 """What a real pump refuses: peers that may not write, transfers that are not what they must be, and hostile bytes.
 Never with memory taken, never without being counted."""
 
+import contextlib
 import random
 import select
 import socket
@@ -23,14 +24,17 @@ from tests.integration.kv_pumps import (
     LAYOUT,
     LIVENESS_S,
     NODE,
+    Line,
     Pump,
     WirePeer,
+    assert_same_parts,
     assert_transfers,
     attempt_id,
     dial,
     end,
     lost,
     parts_of,
+    pieces_of,
     pumps,
     start_transfer,
 )
@@ -295,6 +299,90 @@ def test_a_pump_that_seals_takes_nothing_in_plain() -> None:
         liar.hello(integrity="aes-gcm")
         with pytest.raises(ProtocolError, match="checksum: peer: OFFER is not sealed"):
             liar.offer(64, there.ticket)
+
+
+# ---- who has no keys ---------------------------------------------------------
+
+
+class Observer:
+    """Reads what goes to a pump, and dials it too: he has the sender's greeting and frames, and no key."""
+
+    def __init__(self, target: Pump) -> None:
+        self._target = target
+        self._seen: list[bytearray] = []
+        self.line = Line(target, self._tap, bytes_per_s=2e6)
+
+    def _tap(self, carried: int, data: bytes) -> bytes:
+        self._seen.append(bytearray(data))
+        return data
+
+    def frames(self) -> Iterator[tuple[frames.Header, bytes]]:
+        """What began and ended in one segment that he saw."""
+        for data in list(self._seen):
+            at = 0
+            while data[at : at + 4] == frames.MAGIC and len(data) >= at + frames.HEADER_BYTES:
+                header = frames.decode(data[at : at + frames.HEADER_BYTES])
+                stop = at + frames.HEADER_BYTES + header.wire_bytes
+                if stop <= len(data):
+                    yield header, bytes(data[at:stop])
+                at = stop
+
+    def one(self, kind: Kind) -> bytes:
+        return next(frame for header, frame in self.frames() if header.kind is kind)
+
+    def dial(self) -> socket.socket:
+        """A lane that says it is the sender's."""
+        sock = socket.create_connection(("127.0.0.1", self._target.port), timeout=LIVENESS_S)
+        self._target.strangers.append(sock)
+        sock.sendall(self.one(Kind.HELLO))
+        assert sock.recv(1 << 12)[:4] == frames.MAGIC
+        return sock
+
+
+def forged(attempt: str, generation: int, piece: int, counter: int) -> bytes:
+    """A frame with the right geometry in plain, and noise where what was sealed belongs."""
+    run = pieces_of(TOKENS).run(piece, piece + 1)
+    header = frames.Header(
+        kind=Kind.DATA,
+        attempt=attempt,
+        generation=generation,
+        index=piece,
+        count=1,
+        offset=run.offset,
+        length=run.nbytes,
+        counter=counter,
+        sealed=True,
+    )
+    return frames.encode(header) + random.Random(piece).randbytes(header.wire_bytes)
+
+
+@pytest.mark.parametrize("first", ["nothing", "offer"])
+def test_who_has_no_key_ends_no_transfer(first: str) -> None:
+    """Forged DATA under the sender's name, at first or behind a frame of his that was taken off his own lane, costs the
+    forger his connection. The transfer goes on, and its bytes are right."""
+    settings = {"integrity": "aes-gcm"}
+    with pumps(settings, settings) as (source, target):
+        observer = Observer(target)
+        attempt, here, there = start_transfer(source, target, TOKENS, address=observer.line.address)
+        source.tell(m.PartsReady(attempt, PARTS[:1]))
+        target.await_load(lambda load: load.received_bytes_total > 0)
+        before, last = refusals(target, Cause.CHECKSUM), pieces_of(TOKENS).count - 1
+        for piece in (0, last):
+            with contextlib.suppress(ConnectionError):
+                forger = observer.dial()
+                if first == "offer":
+                    forger.sendall(observer.one(Kind.OFFER))
+                forger.sendall(forged(attempt, there.generation, piece, 1 << 40))
+                while forger.recv(1 << 12):
+                    pass
+        assert refusals(target, Cause.CHECKSUM) == before + 2
+        # One who dawdles in his frame, on pieces that are still to come, keeps nobody from sending them.
+        observer.dial().sendall(forged(attempt, there.generation, last, 1)[:-1])
+        source.tell(m.PartsReady(attempt, PARTS[1:]))
+        assert isinstance(source.outcome(attempt), m.Sent)
+        assert isinstance(target.outcome(attempt), m.Received)
+        assert_same_parts(source, here, target, there, TOKENS)
+        end(attempt, source, target)
 
 
 # ---- what must come ----------------------------------------------------------

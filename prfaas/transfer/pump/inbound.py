@@ -2,6 +2,10 @@
 
 A connection has a deadline for its greeting and is nobody's until its first frame that was acceptable. When all places
 are taken, the oldest such connection has to go for a new one, and else the one that was idle for longest.
+
+Anybody can say whose lane it is and of which attempt its frames are. Where frames are sealed nothing of a lane is
+believed until a frame of an attempt of that peer has opened on it: DATA up to then claims nothing before it has opened,
+and ends only its lane when it does not. Afterwards what does not open was damaged on the way, and ends the attempt.
 """
 
 import errno
@@ -123,6 +127,8 @@ class Incoming:
     def __init__(self, plane: Plane, lane: Lane, talk: Talk, hello: Hello) -> None:
         self._plane, self._lane, self._talk, self._hello = plane, lane, talk, hello
         self._unanswered_bytes = 0
+        #: A frame of an attempt of this peer has opened, so he is at the other end.
+        self._is_peers = False
 
     def run(self) -> None:
         plane, lane = self._plane, self._lane
@@ -198,17 +204,24 @@ class Incoming:
                 raise ProtocolError(Cause.MALFORMED, f"{header.kind.name} from a dialler")
 
     def _land(self, header: Header) -> None:
+        opened = self._opened_early(header)
         claimed = self._plane.claim(self._lane.id, header, self._lane.heard_at)
         match claimed:
             case Discard():
-                self._talk.discard(header)
+                if opened is None:
+                    self._talk.discard(header)
                 self._unanswered_bytes += LEAST_BYTES
             case Place():
                 self._lane.proven = True
                 memory = self._plane.spans[claimed.attempt]
                 places = [memory[offset : offset + nbytes] for offset, nbytes in claimed.places]
                 try:
-                    self._talk.land(header, self._key(header), places)
+                    if opened is None:
+                        self._talk.land(header, self._key(header), places)
+                    else:
+                        (place,) = places
+                        place[:] = opened
+                        self._is_peers = True
                 except ProtocolError as error:
                     self._plane.missed(self._lane.id, error, time.monotonic())
                     error.counted = True
@@ -217,6 +230,14 @@ class Incoming:
                 self._unanswered_bytes += max(LEAST_BYTES, header.length)
             case _:
                 assert_never(claimed)
+
+    def _opened_early(self, header: Header) -> memoryview | None:
+        """The payload of a sealed frame on a lane that anybody may have made. Of an attempt that is not known nothing
+        is wanted, whoever sends it."""
+        key = self._key(header)
+        if key is None or self._is_peers or header.attempt not in self._plane.spans:
+            return None
+        return self._talk.unsealed(header, key)
 
     def _offered(self, header: Header) -> None:
         """The ticket is verified before anything of the offer is read."""
@@ -228,6 +249,7 @@ class Incoming:
             self._refuse_offer(header.attempt, error.detail)
             return
         offer = unpack(self._talk.payload(header, self._key(header), ticket), Offer)
+        self._is_peers = True
         if self._plane.start.layout.span_bytes(offer.tokens) != nbytes:
             self._refuse_offer(header.attempt, f"for {nbytes} bytes, not {offer.tokens} tokens")
             return

@@ -46,7 +46,7 @@ class Talk:
 
     def __init__(self, lane: Lane, *, sealing: bool) -> None:
         self._lane, self.sealing = lane, sealing
-        self._sealer, self._opener = Sealer(0), Opener(0)
+        self._sealer, self._opener = Sealer(0, 0), Opener(0, 0)
         self._head = memoryview(bytearray(HEADER_BYTES))
         self._scratch = memoryview(bytearray(CONTROL_BYTES + TAG_BYTES))
         self._sealed = memoryview(b"")
@@ -56,7 +56,7 @@ class Talk:
         self._sealed = memoryview(b"")
 
     def secure(self, own_salt: int, peer_salt: int) -> None:
-        self._sealer, self._opener = Sealer(own_salt), Opener(peer_salt)
+        self._sealer, self._opener = Sealer(own_salt, peer_salt), Opener(peer_salt, own_salt)
 
     # What comes.
 
@@ -111,6 +111,13 @@ class Talk:
             if crc != header.payload_crc:
                 what = f"pieces {header.index}+{header.count}"
                 raise ProtocolError(Cause.CHECKSUM, f"{what}: {crc:#010x}, header says {header.payload_crc:#010x}")
+
+    def unsealed(self, header: Header, key: bytes) -> memoryview:
+        """The payload of a sealed DATA frame, in memory of its own: `land` leaves anything in the places of one that
+        does not open."""
+        plain = memoryview(bytearray(header.length))
+        self.land(header, key, [plain])
+        return plain
 
     def discard(self, header: Header, done: int = 0) -> None:
         """The payload of any frame, but for what was read of it already."""

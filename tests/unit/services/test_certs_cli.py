@@ -33,6 +33,23 @@ def test_each_role_has_a_certificate_for_the_hosts_given(tmp_path: Path, role: P
     assert facts["issuer"] == shown(tmp_path / "ca.pem")["subject"]
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["router.prfaas.internal", "Store.PRFAAS.internal.", "*.prfaas.internal", "prfaas.internal", "", " ", "a b", "a\t"],
+)
+def test_a_host_gives_no_role(tmp_path: Path, host: str):
+    """All certificates would be a router's. What is no host's name is refused too, before anything is made."""
+    refused = run("init", str(tmp_path / "certs"), "--host", "kv.example", "--host", host)
+    assert refused.exit_code == 1 and repr(host) in refused.output and "Traceback" not in refused.output
+    assert not (tmp_path / "certs").exists()
+
+
+def test_a_host_may_look_like_a_role(tmp_path: Path):
+    made = run("init", str(tmp_path), "--host", "router.notprfaas.internal", "--host", "router.prfaas.internal.example")
+    assert made.exit_code == 0, made.output
+    assert shown(tmp_path / "store.pem")["roles"] == ["store"]
+
+
 def test_nothing_is_replaced_without_force(tmp_path: Path):
     """The authority of a running cluster, least of all: exit code 2, and every file as it was."""
     assert run("init", str(tmp_path)).exit_code == 0

@@ -7,7 +7,7 @@ import pytest
 from prfaas.transfer.frames import TAG_BYTES, Cause, Header, Kind, ProtocolError, decode, encode
 from prfaas.transfer.pump.seal import Opener, Sealer
 
-KEY, SALT = b"0123456789abcdef", 7
+KEY, SALT, OTHER = b"0123456789abcdef", 7, 8
 PLAIN = b"some rows of layer 3"
 HEADER = Header(kind=Kind.DATA, attempt="ab" * 16, generation=1, index=3, count=1, length=len(PLAIN))
 
@@ -15,13 +15,13 @@ HEADER = Header(kind=Kind.DATA, attempt="ab" * 16, generation=1, index=3, count=
 def sealed(sealer: Sealer | None = None) -> tuple[bytes, bytes]:
     """Encoded header and ciphertext with its tag."""
     room = memoryview(bytearray(len(PLAIN) + TAG_BYTES))
-    encoded = (sealer or Sealer(SALT)).seal(KEY, HEADER, PLAIN, room)
+    encoded = (sealer or Sealer(SALT, OTHER)).seal(KEY, HEADER, PLAIN, room)
     return encoded, bytes(room)
 
 
 def opened(encoded: bytes, ciphertext: bytes, key: bytes = KEY, opener: Opener | None = None) -> bytes:
     into = memoryview(bytearray(len(ciphertext) - TAG_BYTES))
-    (opener or Opener(SALT)).open(key, decode(encoded), encoded, ciphertext, into)
+    (opener or Opener(SALT, OTHER)).open(key, decode(encoded), encoded, ciphertext, into)
     return bytes(into)
 
 
@@ -52,13 +52,13 @@ def test_a_payload_belongs_to_its_header(change: dict[str, int]):
 def test_another_lane_or_key_opens_nothing():
     encoded, ciphertext = sealed()
     with pytest.raises(ProtocolError):
-        opened(encoded, ciphertext, opener=Opener(SALT + 1))
+        opened(encoded, ciphertext, opener=Opener(SALT + 1, OTHER))
     with pytest.raises(ProtocolError):
         opened(encoded, ciphertext, key=b"fedcba9876543210")
 
 
 def test_a_frame_that_is_played_again_is_refused():
-    sealer, opener = Sealer(SALT), Opener(SALT)
+    sealer, opener = Sealer(SALT, OTHER), Opener(SALT, OTHER)
     first, second = sealed(sealer), sealed(sealer)
     assert first[1] != second[1], "the same bytes are never sealed the same way"
     for frame in (first, second):
@@ -66,3 +66,10 @@ def test_a_frame_that_is_played_again_is_refused():
     for frame in (first, second):
         with pytest.raises(ProtocolError, match="counter"):
             opened(*frame, opener=opener)
+
+
+def test_a_frame_that_was_taken_off_a_lane_opens_on_no_other():
+    """Whoever repeats a greeting meets another salt at the other end, which is bound to every frame."""
+    encoded, ciphertext = sealed()
+    with pytest.raises(ProtocolError, match="not sealed by the peer"):
+        opened(encoded, ciphertext, opener=Opener(SALT, OTHER + 1))
