@@ -30,8 +30,10 @@ def test_a_job_that_fails_is_not_swallowed(processes: int):
         run_jobs([*JOBS, Job("root of -1", math.sqrt, (-1,))], processes, lambda name: None)
 
 
+#: Whoever starts the tests in the background has it ignore interrupts; this one is on a terminal.
 LONG = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from prfaas.sim.jobs import Job, run_jobs
 if __name__ == "__main__":
     jobs = [Job("short", int, ()), *(Job(f"{n}", time.sleep, (60,)) for n in range(4))]
