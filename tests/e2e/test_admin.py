@@ -136,9 +136,10 @@ async def test_the_last_decoder_is_drained_by_force_only(cluster: LocalCluster):
         """requests are refused"""
         return (await asyncio.to_thread(ask, "GET", f"{cluster.endpoint}/ready"))[0] == 503
 
-    async def served() -> bool:
-        """requests are served"""
-        return not await refused()
+    async def all_serve() -> bool:
+        """both nodes are back in this router's view"""
+        _, told = await call(cluster, "GET", "/admin/v1/workers")
+        return not any(each["draining"] for each in told["workers"])
 
     for name in ("decode-0", "decode-1"):
         await prfaas(cluster, "drain", name, "--force")
@@ -148,7 +149,8 @@ async def test_the_last_decoder_is_drained_by_force_only(cluster: LocalCluster):
     assert status == 503 and "all nodes that decode are draining" in answer
     for name in ("decode-0", "decode-1"):
         await prfaas(cluster, "drain", name, "--undo")
-    await eventually(served)
+    await eventually(all_serve)
+    assert not await refused()
 
 
 async def test_a_node_is_flipped(cluster: LocalCluster):
