@@ -232,5 +232,8 @@ def _listening(setting: str) -> Iterator[None]:
 
 
 async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
+    """Where its group has cancelled it already, a second time would cut its leaving short: a dead worker's record would
+    then live as long as its lease."""
+    if not task.cancelling():
+        task.cancel()
     await asyncio.gather(task, return_exceptions=True)

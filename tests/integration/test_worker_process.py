@@ -40,8 +40,11 @@ PROMPT = struct.pack("<300I", *range(300))
 class WorkerProcess:
     """`prfaas decode-worker`, with what it says on its standard error."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process, self.said = process, ""
+    def __init__(self, process: asyncio.subprocess.Process, store: MemoryStore) -> None:
+        self.process, self.store, self.said = process, store, ""
+
+    async def registered(self) -> bool:
+        return bool((await self.store.list("/prfaas/")).entries)
 
     async def serving(self) -> dict[str, Any]:
         """The log line with which it begins to serve."""
@@ -75,7 +78,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def worker(model_dir: Path, *options: str) -> AsyncIterator[WorkerProcess]:
-    store = EmbeddedStoreServer(MemoryStore(), "127.0.0.1", 0)
+    kept = MemoryStore()
+    store = EmbeddedStoreServer(kept, "127.0.0.1", 0)
     await store.start()
     command = [sys.executable, "-m", "services.cli", "decode-worker", "--id", NODE, "--region", "b"]
     place = ["--model-dir", str(model_dir), "--store-endpoints", store.endpoint, "--log-format", "json"]
@@ -89,7 +93,7 @@ async def worker(model_dir: Path, *options: str) -> AsyncIterator[WorkerProcess]
         start_new_session=True,
     )
     try:
-        yield WorkerProcess(process)
+        yield WorkerProcess(process, kept)
     finally:
         await end(process, GRACE_S)
         await store.stop()
@@ -204,9 +208,11 @@ async def test_sigterm_lets_a_stream_finish(model_dir: Path, send: Callable[[int
 async def test_a_child_that_dies_under_a_stream_ends_the_worker_without_a_traceback(
     model_dir: Path, module: str, name: str
 ):
-    """The attempt is cut off with the node, and one line says why."""
+    """The attempt is cut off with the node, which leaves the cluster at once, and one line says why."""
     async with worker(model_dir) as started, decoding(started):
+        assert await started.registered()
         started.child(module).kill()
         assert await started.exit_code() == 1, started.said
+        assert not await started.registered(), "its record lives on with its lease"
     assert f"{name}" in started.said and "is unavailable" in started.said
     assert "Traceback" not in started.said and "never awaited" not in started.said
