@@ -6,6 +6,7 @@ engine must have let go of a span before the pump may reuse it.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, assert_never
 
@@ -44,6 +45,7 @@ from prfaas.rpc.commands import (
     WorkerDescription,
 )
 from prfaas.transfer.frames import WIRE
+from prfaas.transfer.outgoing import Urgency
 from prfaas.transfer.pump import messages as pump_messages
 
 A = TypeVar("A")
@@ -52,6 +54,10 @@ B = TypeVar("B")
 #: The pump takes an abandoned span back by itself this long after the node should have released it. An engine that is
 #: stuck may write to the span until the node has given it up, and that is when it does not confirm a cancellation.
 PUMP_TTL_SLACK_S = CANCEL_DEADLINE_S + 30.0
+#: What the line carries in so long, about a round trip between regions, goes before what takes longer.
+SMALL_S = 0.03
+#: What a line is taken for that is not limited: 1 Gbit/s.
+LINE_BYTES_PER_S = 125e6
 #: How long giving back may take when a drain cuts attempts off.
 CLOSE_S = 10.0
 
@@ -309,6 +315,7 @@ class Worker:
                 ticket=destination.permit.ticket,
                 key_out=destination.permit.key_out,
                 key_back=destination.permit.key_back,
+                urgency=self._urgency(span.nbytes, destination.region),
             )
         )
         tenure.in_engine = True
@@ -320,6 +327,12 @@ class Worker:
         assert isinstance(moved, pump_messages.Sent)
         tenure.session.emit(attempt, _report(done, exposed_s=moved.exposed_s, kv_bytes=moved.payload_bytes))
         self.close(tenure)
+
+    def _urgency(self, nbytes: int, region: str) -> Urgency:
+        """A short transfer costs the long ones next to nothing, and would wait long behind them."""
+        allowed = self._pump.allowed.get(region, math.inf)
+        line_bytes_per_s = allowed if math.isfinite(allowed) else LINE_BYTES_PER_S
+        return Urgency.FINISHING if nbytes <= SMALL_S * line_bytes_per_s else Urgency.NORMAL
 
     async def _decode(self, tenure: Tenure, command: Decode) -> None:
         assert tenure.sampling is not None

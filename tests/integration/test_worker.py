@@ -29,7 +29,7 @@ from prfaas.node.children import children
 from prfaas.node.engine_client import CANCEL_DEADLINE_S, EngineClient
 from prfaas.node.pump_client import PumpClient
 from prfaas.node.tenure import Place, WorkerSession
-from prfaas.node.worker import PUMP_TTL_SLACK_S, Worker
+from prfaas.node.worker import LINE_BYTES_PER_S, PUMP_TTL_SLACK_S, SMALL_S, Worker
 from prfaas.request import NO_PERMIT, AttemptId, FinishReason, RequestId, Sampling
 from prfaas.rpc.commands import (
     Cancel,
@@ -44,8 +44,9 @@ from prfaas.rpc.commands import (
     Reserved,
     Tokens,
 )
+from prfaas.transfer.outgoing import Urgency
 from prfaas.transfer.pump.control import REPORT_S
-from prfaas.transfer.pump.messages import Start
+from prfaas.transfer.pump.messages import Send, Start
 
 POOL_BYTES = 8 << 20
 LIMITS = Limits(max_sequences=4, max_tokens=50_000, max_prefill_tokens=50_000, max_prefills=4)
@@ -198,6 +199,44 @@ async def test_a_request_that_crosses_gives_the_same_tokens(worker: Worker, mode
         tokens, _ = await whole_answer(local, far)
     assert tokens == expected
     await at_rest(worker)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "allowed", "urgency"),
+    [
+        pytest.param(600, None, Urgency.FINISHING, id="short"),
+        pytest.param(16_000, None, Urgency.NORMAL, id="long"),
+        pytest.param(600, 20e6, Urgency.NORMAL, id="long on this line"),
+    ],
+)
+async def test_field_F1_a_short_transfer_is_urgent(
+    worker: Worker,
+    model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: int,
+    allowed: float | None,
+    urgency: Urgency,
+):
+    """What its line, as far as it is known, carries in about a round trip goes before the long ones."""
+    async with worker_on(model_dir, ELSEWHERE) as other:
+        nbytes, pump, sends = worker.info.layout.span_bytes(tokens - 1), other._pump, list[Send]()
+        assert (nbytes <= SMALL_S * (allowed or LINE_BYTES_PER_S)) is (urgency is Urgency.FINISHING)
+        pump.allow(RegionId("b"), allowed)
+        send = pump.send
+        monkeypatch.setattr(pump, "send", lambda command: (sends.append(command), send(command)))
+        one = attempt()
+        reserved = await Router(worker).ask(one, reserve(worker, tokens, ELSEWHERE))
+        assert isinstance(reserved, Reserved)
+        destination = Destination(
+            node=HERE,
+            incarnation=reserved.incarnation,
+            kv_address=reserved.kv_address,
+            generation=reserved.generation,
+            region=RegionId("b"),
+            permit=reserved.permit,
+        )
+        assert isinstance(await Router(other).ask(one, prefill(tokens, destination)), PrefillDone)
+        assert [command.urgency for command in sends] == [urgency]
 
 
 @pytest.mark.parametrize("whose", ["nobody's", "another attempt's", "another node's"])
