@@ -99,7 +99,7 @@ class Answers:
         lane.line.rest.recovered()
         self._books.leave(attempt)
         exposed_s = self._books.now - attempt.ready_at
-        return [Delivered(attempt.id, attempt.pieces.nbytes, exposed_s, attempt.resent_bytes)]
+        return [Delivered(attempt.id, attempt.pieces.nbytes, exposed_s, attempt.lost_bytes, attempt.resent_bytes)]
 
     def aborted(self, event: Aborted) -> list[Command]:
         lane = self._books.hear(event.lane)

@@ -21,8 +21,9 @@ NOWHERE = Destination(address="", incarnation=0, generation=0)
 class Outbound(Attempt):
     """`parts`: those that are ready, before Begin in the order in which they became so. `fresh`: pieces that were never
     taken. `flight`, by first piece: frames that lanes have. `again`, by first piece: frames that lanes lost.
-    `counted_bytes`: what the egress meter was told could leave. `asks`: the
-    lane that carried its offer or seal, until that is answered. Times: `begun_at`, `ready_at` of the last part,
+    `counted_bytes`: what the egress meter was told could leave. `lost_bytes`:
+    what lanes had of it when they were lost; `resent_bytes`: what was sent again for it. `asks`: the lane that carried
+    its offer or seal, until that is answered. Times: `begun_at`, `ready_at` of the last part,
     `moved_at` when the receiver last got anything, `served_at` when a lane last took anything, or could have."""
 
     to: Destination = NOWHERE
@@ -44,6 +45,7 @@ class Outbound(Attempt):
     acked_bytes: int = 0
     credit_bytes: int = 0
     counted_bytes: int = 0
+    lost_bytes: int = 0
     resent_bytes: int = 0
     begun_at: float = 0.0
     ready_at: float = 0.0
@@ -113,6 +115,7 @@ class Outbound(Attempt):
             del self.flight[run.first]
             self.flight_bytes -= run.nbytes
             self.again_bytes += run.nbytes
+            self.lost_bytes += run.nbytes
         back = self.again | {run.first: run for run in runs}
         self.again = {first: back[first] for first in sorted(back)}
 
@@ -126,6 +129,7 @@ class Outbound(Attempt):
     def check(self) -> None:
         assert self.flight_bytes == sum(run.nbytes for run, _ in self.flight.values())
         assert self.again_bytes == sum(run.nbytes for run in self.again.values())
+        assert self.resent_bytes + self.again_bytes <= self.lost_bytes, f"sent again without a loss: {self}"
         assert self.acked_bytes == sum(self.pieces.bytes_of(first, stop) for first, stop in self.acked)
         assert self.phase not in OPEN or self.taken_bytes <= self.credit_bytes, f"beyond the credit: {self}"
         if self.phase in OPEN:

@@ -231,12 +231,14 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Tell the node that the receiver has everything. `exposed_s` runs from the last part becoming ready;
-    `resent_bytes` is what had to be sent again because a lane was lost."""
+    """Tell the node that the receiver has everything. `exposed_s` runs from the last part becoming ready. `lost_bytes`
+    is what lanes that were lost had of it that was not acknowledged, what they were writing included; `resent_bytes` is
+    what had to be sent again for it."""
 
     attempt: str
     payload_bytes: int
     exposed_s: float
+    lost_bytes: int
     resent_bytes: int
 
 

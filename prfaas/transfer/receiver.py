@@ -47,6 +47,7 @@ from prfaas.transfer.incoming import (
 )
 from prfaas.transfer.offer import expected_pieces, seal_for
 from prfaas.transfer.pieces import PIECE_BYTES
+from prfaas.transfer.refusals import Refusals
 
 #: So that every acknowledgement fits its frame.
 MAX_RANGES = 4096
@@ -74,7 +75,7 @@ class Receiver:
         self._lanes: dict[LaneId, Lane] = {}
         #: When each peer was last heard, on whichever lane.
         self._heard: dict[str, float] = {}
-        self.refused: dict[Cause, int] = {}
+        self._refusals = Refusals(self._attempts)
         self.received_bytes = 0
 
     def __contains__(self, attempt: str) -> bool:
@@ -85,9 +86,12 @@ class Receiver:
         return self._attempts.failed
 
     @property
+    def refused(self) -> dict[Cause, int]:
+        return self._refusals.counts
+
+    @property
     def refused_frames(self) -> int:
-        # Of a copy: lane threads go on counting.
-        return sum(count for cause, count in dict(self.refused).items() if cause not in NOT_THE_FRAMES_FAULT)
+        return self._refusals.frames
 
     def was_closed(self, attempt: str) -> bool:
         return self._attempts.was_closed(attempt)
@@ -118,7 +122,9 @@ class Receiver:
             case OfferArrived():
                 return self._offered(event)
             case OfferRefused():
-                self._hear(event.lane, event.now).reply(Abort(event.attempt, self._count(event.cause), event.detail))
+                self._hear(event.lane, event.now).reply(
+                    Abort(event.attempt, self._refusals.count(event.cause), event.detail)
+                )
                 return []
             case SealArrived():
                 return self._sealed(event)
@@ -127,7 +133,7 @@ class Receiver:
             case LaneGone():
                 return self._lane_gone(event)
             case Turned():
-                self._count(event.cause)
+                self._refusals.count(event.cause)
                 return []
             case Release():
                 return self._release(event.attempt)
@@ -143,19 +149,13 @@ class Receiver:
         """Where the payload of a DATA frame goes. Raises ProtocolError: the lane is then to be refused."""
         lane = self._hear(lane_id, now)
         assert lane.claim is None, "a lane reads one frame at a time"
-        attempt = self._attempts.get(header.attempt)
-        if attempt is None:
-            return self._late(lane, header.attempt)
-        if header.generation != attempt.generation:
-            return Discard(self._count(Cause.STALE_GENERATION))
-        self._is_from(lane, attempt)
-        if attempt.why is not None:
-            lane.reply(Abort(attempt.id, *attempt.why))
-            return Discard(self._count(Cause.CLOSED_ATTEMPT))
+        admitted = self._refusals.admit_data(lane, header)
+        if isinstance(admitted, Discard):
+            return admitted
         try:
-            return self._place(lane_id, attempt, header, now)
+            return self._place(lane_id, admitted, header, now)
         except ProtocolError as error:
-            self._count(error.cause)
+            self._refusals.count(error.cause)
             raise
 
     def _place(self, lane_id: LaneId, attempt: Inbound, header: Header, now: float) -> Place | Discard:
@@ -198,7 +198,7 @@ class Receiver:
         attempt = claim.attempt
         commands: list[Command] = []
         if cause not in NOT_THE_FRAMES_FAULT:
-            commands += self._fail(attempt, self._count(cause), detail)
+            commands += self._fail(attempt, self._refusals.count(cause), detail)
         commands += self._attempts.untouched(attempt)
         # They were told nothing, and the pieces that they threw away are needed after all.
         return [*commands, *(Hang(double, Cause.PEER_GONE, "a piece was lost with another lane") for double in doubles)]
@@ -242,23 +242,19 @@ class Receiver:
 
     def _offered(self, event: OfferArrived) -> list[Command]:
         lane = self._hear(event.lane, event.now)
-        attempt = self._attempts.get(event.attempt)
-        refusal = self._refusal(attempt, event.attempt, event.generation)
-        if attempt is None or refusal is not None:
-            assert refusal is not None
-            self._count(refusal.cause if attempt is None or attempt.why is None else Cause.CLOSED_ATTEMPT)
-            lane.reply(refusal)
+        attempt = self._refusals.admit(lane, event.attempt, event.generation)
+        if attempt is None:
             return []
         if attempt.phase is Phase.RESERVED:
             try:
                 attempt.pieces = expected_pieces(self._layout, attempt.tokens, event.offer, self._params.piece_bytes)
             except ProtocolError as error:
                 attempt.peer, attempt.lane = lane.peer, event.lane
-                return self._fail(attempt, self._count(error.cause), error.detail)
+                return self._fail(attempt, self._refusals.count(error.cause), error.detail)
             attempt.move(Phase.STREAMING)
             attempt.peer, attempt.offer = lane.peer, event.offer
         elif (attempt.peer, attempt.offer) != (lane.peer, event.offer):
-            lane.reply(Abort(attempt.id, self._count(Cause.ALREADY_OFFERED), "by another or otherwise"))
+            lane.reply(Abort(attempt.id, self._refusals.count(Cause.ALREADY_OFFERED), "by another or otherwise"))
             return []
         attempt.lane = event.lane
         lane.reply(Accept(attempt.id, tuple(attempt.applied)[:MAX_RANGES], self._credit(attempt.id)))
@@ -269,17 +265,15 @@ class Receiver:
         if self._attempts.ended_well(event.attempt):
             lane.reply(Done(event.attempt, event.seal.payload_bytes))
             return []
-        attempt = self._attempts.get(event.attempt)
-        refusal = self._refusal(attempt, event.attempt, event.generation)
-        if attempt is None or refusal is not None:
-            assert refusal is not None
-            self._count(refusal.cause if attempt is None or attempt.why is None else Cause.CLOSED_ATTEMPT)
-            lane.reply(refusal)
+        attempt = self._refusals.admit(lane, event.attempt, event.generation)
+        if attempt is None:
             return []
-        self._is_from(lane, attempt)
+        self._refusals.check_peer(lane, attempt)
         ours = seal_for(attempt.tokens, attempt.pieces)
         if event.seal != ours:
-            return self._fail(attempt, self._count(Cause.SEAL_MISMATCH), f"expected {ours}, sealed {event.seal}")
+            return self._fail(
+                attempt, self._refusals.count(Cause.SEAL_MISMATCH), f"expected {ours}, sealed {event.seal}"
+            )
         attempt.lane = attempt.seal_lane = event.lane
         if attempt.phase is Phase.HANDED:
             lane.reply(Done(attempt.id, ours.payload_bytes))
@@ -360,30 +354,6 @@ class Receiver:
             commands.append(Answerable((to,)))
         return commands
 
-    def _refusal(self, attempt: Inbound | None, attempt_id: str, generation: int) -> Abort | None:
-        """Why a frame of an attempt goes no further. Nothing of it is an offence of the attempt itself, which goes
-        on."""
-        if attempt is None:
-            closed = self._attempts.was_closed(attempt_id)
-            return Abort(attempt_id, Cause.CLOSED_ATTEMPT if closed else Cause.UNKNOWN_ATTEMPT, "")
-        if generation != attempt.generation:
-            return Abort(attempt_id, Cause.STALE_GENERATION, f"ours {attempt.generation}, theirs {generation}")
-        return Abort(attempt_id, *attempt.why) if attempt.why is not None else None
-
-    def _late(self, lane: Lane, attempt_id: str) -> Discard:
-        """A frame of an attempt that is not open."""
-        if not self._attempts.was_closed(attempt_id):
-            raise ProtocolError(self._count(Cause.UNKNOWN_ATTEMPT), attempt_id)
-        if not self._attempts.ended_well(attempt_id):
-            lane.reply(Abort(attempt_id, Cause.CLOSED_ATTEMPT, ""))
-        return Discard(self._count(Cause.CLOSED_ATTEMPT))
-
-    def _is_from(self, lane: Lane, attempt: Inbound) -> None:
-        if not attempt.peer:
-            raise ProtocolError(self._count(Cause.UNEXPECTED_PART), f"{attempt.id} was not offered")
-        if attempt.peer != lane.peer:
-            raise ProtocolError(self._count(Cause.TICKET), f"{attempt.id} is not from {lane.peer}")
-
     def _credit(self, attempt_id: str) -> int:
         attempt = self._attempts.get(attempt_id)
         return attempt.credit(self._params.window_bytes) if attempt is not None else 0
@@ -395,7 +365,3 @@ class Receiver:
         lane = self._lanes[lane_id]
         self._heard[lane.peer] = now
         return lane
-
-    def _count(self, cause: Cause) -> Cause:
-        self.refused[cause] = self.refused.get(cause, 0) + 1
-        return cause

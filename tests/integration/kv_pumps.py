@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -25,6 +24,8 @@ from prfaas.transfer.pieces import PIECE_BYTES, Pieces
 from prfaas.transfer.pump import messages as m
 
 LIVENESS_S = 20.0
+#: Frames other than DATA are smaller, once a transfer is under way.
+CONTROL_BYTES = 4096
 POOL_BYTES = 64 << 20
 NAMESPACE = "kimi-tiny/fp32"
 NODE = "n0"
@@ -74,6 +75,13 @@ def start_message(
         connect_s=connect_s,
         **settings,
     )
+
+
+def await_true(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LIVENESS_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
 
 
 class Pump:
@@ -160,10 +168,15 @@ class Pump:
             )
         )
 
-    def assert_baseline(self) -> m.Load:
-        """No span, all of the pool free, as of now: what was reported earlier does not count. Lanes stay open."""
+    def look(self) -> m.Load:
+        """Its load as of now: what was reported earlier does not count."""
         self.release(attempt_id())
         self.load = None
+        return self.await_load(lambda _: True)
+
+    def assert_baseline(self) -> m.Load:
+        """No span, all of the pool free. Lanes stay open."""
+        self.look()
         return self.await_load(lambda load: not load.spans and load.free_bytes == POOL_BYTES)
 
     def hang_up(self) -> None:
@@ -373,13 +386,19 @@ class Line:
         self._flows = threading.Event()
         self._flows.set()
         self._broken = False
-        self._carried_by: Counter[int] = Counter()
+        #: What each has taken in and not passed on yet.
+        self._held: dict[tuple[socket.socket, socket.socket], int] = {}
         self._swallowed: list[tuple[socket.socket, socket.socket]] = []
         self._turn = threading.Lock()
         threading.Thread(target=self._run, daemon=True).start()
 
     def stall(self) -> None:
         self._flows.clear()
+
+    def hold(self) -> None:
+        """Stall, and wait until that keeps payload back: of this its sender hears no acknowledgement until it flows."""
+        self.stall()
+        await_true(lambda: max([*self._held.values()], default=0) > CONTROL_BYTES, "nothing is sent")
 
     def flow(self) -> None:
         """It carries again."""
@@ -390,8 +409,8 @@ class Line:
         self._swallowed += self.open
 
     def cut(self, connections: int | None = None) -> None:
-        """End so many of the open connections, those that have carried most, or all."""
-        for pair in sorted(self.open, key=lambda pair: -self._carried_by[id(pair)])[:connections]:
+        """End so many of the open connections, those that have most in hand, or all."""
+        for pair in sorted(self.open, key=lambda pair: -self._held.get(pair, 0))[:connections]:
             for sock in pair:
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
@@ -429,15 +448,16 @@ class Line:
         near, far = pair
         with contextlib.suppress(OSError):
             while data := near.recv(1 << 16):
-                self._flows.wait()
                 if pair in self._swallowed:
                     continue
+                self._held[pair] = len(data)
                 with self._turn:
                     if self._bytes_per_s is not None:
                         time.sleep(len(data) / self._bytes_per_s)
+                    self._flows.wait()
+                    self._held[pair] = 0
                     changed = self._meddle(self.carried, data)
                     self.carried += len(data)
-                    self._carried_by[id(pair)] += len(data)
                 if changed is None:
                     break
                 far.sendall(changed)
@@ -453,6 +473,7 @@ class Line:
         self._end(pair)
 
     def _end(self, pair: tuple[socket.socket, socket.socket]) -> None:
+        self._held.pop(pair, None)
         if pair in self.open:
             self.open.remove(pair)
         for sock in pair:

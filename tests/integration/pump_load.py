@@ -7,7 +7,16 @@ from pathlib import Path
 import psutil
 
 from prfaas.transfer.pump import messages as m
-from tests.integration.kv_pumps import Pump, attempt_id, parts_of, start_transfer
+from tests.integration.kv_pumps import (
+    LAYOUT,
+    Line,
+    Pump,
+    assert_same_parts,
+    attempt_id,
+    end,
+    parts_of,
+    start_transfer,
+)
 
 
 def time_wait(*pumps: Pump) -> int:
@@ -58,6 +67,26 @@ def abort_some(source: Pump, target: Pump, draw: random.Random, count: int) -> l
                 pump.await_event(m.Released, attempt)
         attempts += batch
     return attempts
+
+
+def lose_a_lane(source: Pump, target: Pump, line: Line, tokens: int, after_bytes: int) -> m.Sent:
+    """A transfer over a slow line, of whose connections one ends when so much has arrived and more is on it. Nothing
+    goes out twice but what was not acknowledged then, by what is told and by what is written."""
+    was_written, was_received = source.assert_baseline().sent_bytes_total, target.assert_baseline().received_bytes_total
+    attempt, here, there = start_transfer(source, target, tokens, address=line.address)
+    source.tell(m.PartsReady(attempt, parts_of(tokens)))
+    target.await_load(lambda load: load.received_bytes_total > was_received + after_bytes)
+    line.hold()
+    line.cut(1)
+    line.flow()
+    sent, received = source.outcome(attempt), target.outcome(attempt)
+    assert isinstance(sent, m.Sent) and isinstance(received, m.Received), f"{sent} {received}"
+    assert_same_parts(source, here, target, there, tokens)
+    end(attempt, source, target)
+    assert 0 < sent.resent_bytes <= sent.lost_bytes, f"{sent}"
+    written_twice = source.assert_baseline().sent_bytes_total - was_written - LAYOUT.size_bytes(tokens)
+    assert 0 <= written_twice <= sent.resent_bytes, f"{written_twice}, {sent}"
+    return sent
 
 
 def _abort_somewhere(source: Pump, target: Pump, draw: random.Random) -> str:

@@ -5,11 +5,10 @@ import random
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
-from prfaas.kvcache.layout import TensorKind, chunk_ends
+from prfaas.kvcache.layout import chunk_ends
 from prfaas.transfer import frames, greeting
 from prfaas.transfer.frames import Cause, Kind, ProtocolError
 from prfaas.transfer.pump import messages as m
@@ -38,40 +37,19 @@ PARTS = parts_of(TOKENS)
 GIVEN_UP = {Cause.NO_PROGRESS.value, Cause.PEER_GONE.value}
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[list[Pump]]:
-    with pumps({}, {}) as started:
-        yield started
-
-
-@pytest.fixture
-def pair(shared: list[Pump]) -> Iterator[list[Pump]]:
-    """Two pumps. Whatever a test does to them, they end with nothing reserved, and still work."""
-    yield shared
-    for pump in shared:
-        pump.hang_up()
-    for pump in shared:
-        pump.assert_baseline()
-    assert_transfers(*shared)
-
-
-def is_state(index: int) -> bool:
-    part = LAYOUT.parts(TOKENS, chunk_ends(TOKENS, CHUNK_TOKENS))[index]
-    return LAYOUT.layers[part.layer][part.tensor].kind is TensorKind.STATE
-
-
 # ---- the line ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("integrity", ["crc32c", "aes-gcm"])
 def test_field_B3_a_flipped_byte_fails_loudly(integrity: str) -> None:
-    """One bit of one part changes on the way: both nodes hear `checksum`, nobody decodes from it."""
+    """One bit of one part changes on the way, on a lane that has proved itself: both nodes hear `checksum`, nobody
+    decodes from it."""
 
     def flip(carried: int, data: bytes) -> bytes:
         at = 1_000_000 - carried
         return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] if 0 <= at < len(data) else data
 
-    with pumps({"integrity": integrity}, {"integrity": integrity}) as (source, target):
+    with pumps({"integrity": integrity, "min_lanes": 1, "max_lanes": 1}, {"integrity": integrity}) as (source, target):
         line = Line(target, flip)
         attempt, _, _ = start_transfer(source, target, TOKENS, address=line.address)
         source.tell(m.PartsReady(attempt, PARTS))
@@ -254,8 +232,8 @@ def test_a_sender_that_stops_says_so(pair: list[Pump]) -> None:
     """A release at the source is not taken for a broken line at the target."""
     source, target = pair
     attempt, _, _ = start_transfer(source, target, TOKENS)
+    arrived = target.look().received_bytes_total
     source.tell(m.PartsReady(attempt, PARTS[:5]))
-    arrived = target.load.received_bytes_total if target.load else 0
     target.await_load(lambda load: load.received_bytes_total > arrived)
     source.release(attempt)
     assert lost(target, attempt).cause == Cause.ABORTED.value

@@ -4,17 +4,16 @@ is urgent does not wait behind what is not."""
 import random
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 
 from prfaas.transfer.pump import messages as m
 from tests.integration.kv_pumps import (
     LAYOUT,
-    LIVENESS_S,
     Line,
     Pump,
     assert_same_parts,
+    await_true,
     end,
     kill,
     lost,
@@ -22,19 +21,12 @@ from tests.integration.kv_pumps import (
     pumps,
     start_transfer,
 )
-from tests.integration.pump_load import time_wait, transfer_some, usage
+from tests.integration.pump_load import lose_a_lane, time_wait, transfer_some, usage
 
 TOKENS = 4000
 PARTS = parts_of(TOKENS)
 SIZE = LAYOUT.size_bytes(TOKENS)
 SLOW = 20e6
-
-
-def await_true(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LIVENESS_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
 
 
 def assert_delivered(
@@ -58,13 +50,8 @@ def test_field_B5_a_lane_that_is_killed_costs_what_it_had_not_delivered(integrit
     acknowledged goes out twice, and the outcome is the same."""
     with pumps({"integrity": integrity}, {"integrity": integrity}) as (source, target):
         line = Line(target, bytes_per_s=SLOW)
-        attempt, here, there = start_transfer(source, target, TOKENS, address=line.address)
-        source.tell(m.PartsReady(attempt, PARTS))
-        target.await_load(lambda load: load.received_bytes_total > SIZE // 4)
-        assert line.made >= 2
-        line.cut(1)
-        sent = assert_delivered(source, here, target, there, attempt)
-        assert 0 < sent.resent_bytes < SIZE // 8, f"{sent.resent_bytes} of {SIZE} were with one lane"
+        sent = lose_a_lane(source, target, line, TOKENS, SIZE // 4)
+        assert sent.lost_bytes < SIZE // 4, f"{sent.lost_bytes} of {SIZE} were with one lane"
         line.close()
 
 
@@ -136,8 +123,8 @@ def test_field_A5_what_was_written_for_nothing_does_not_count_as_waiting() -> No
     with pumps({"no_progress_s": 60.0}, {}) as (source, target):
         for number in range(1, 9):
             attempt, _, _ = start_transfer(source, target, tokens)
+            received = target.look().received_bytes_total
             source.tell(m.PartsReady(attempt, parts_of(tokens)[:1]))
-            received = target.load.received_bytes_total if target.load else 0
             target.await_load(lambda load, received=received: load.received_bytes_total > received)
             target.process.send_signal(signal.SIGSTOP)
             source.tell(m.PartsReady(attempt, parts_of(tokens)[1:]))

@@ -6,9 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-
-import pytest
 
 from prfaas.ipc import Channel
 from prfaas.kvcache.layout import chunk_ends
@@ -28,20 +25,6 @@ from tests.integration.kv_pumps import (
 )
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[list[Pump]]:
-    with pumps({}, {}) as started:
-        yield started
-
-
-@pytest.fixture
-def pair(shared: list[Pump]) -> Iterator[list[Pump]]:
-    """Two pumps. Whatever a test does, it ends with nothing reserved."""
-    yield shared
-    for pump in shared:
-        pump.assert_baseline()
-
-
 def test_a_transfer_is_bit_equal_at_its_destination(pair: list[Pump]) -> None:
     """Both nodes hear of the end, with the bytes that the layout promises, and the memory is the same."""
     source, target = pair
@@ -59,8 +42,8 @@ def test_a_transfer_is_bit_equal_at_its_destination(pair: list[Pump]) -> None:
 def test_parts_leave_while_later_ones_are_still_computed(pair: list[Pump]) -> None:
     """Bytes cross as soon as their chunk exists; nothing is sealed before the last."""
     source, target = pair
+    before = target.look().received_bytes_total
     attempt, here, there = start_transfer(source, target, 640)
-    before = target.load.received_bytes_total if target.load else 0
     *early, last = parts_of(640)
     source.tell(m.PartsReady(attempt, tuple(early)))
     sizes = [part.nbytes for part in LAYOUT.parts(640, chunk_ends(640, CHUNK_TOKENS))]

@@ -44,23 +44,6 @@ PARTS = parts_of(TOKENS)
 OFFERS = 10_000
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[list[Pump]]:
-    with pumps({}, {}) as started:
-        yield started
-
-
-@pytest.fixture
-def pair(shared: list[Pump]) -> Iterator[list[Pump]]:
-    """Two pumps. Whatever a test does to them, they end with nothing reserved or connected, and still work."""
-    yield shared
-    for pump in shared:
-        pump.hang_up()
-    for pump in shared:
-        pump.assert_baseline()
-    assert_transfers(*shared)
-
-
 def is_state(index: int) -> bool:
     part = LAYOUT.parts(TOKENS, chunk_ends(TOKENS, CHUNK_TOKENS))[index]
     return LAYOUT.layers[part.layer][part.tensor].kind is TensorKind.STATE
@@ -123,7 +106,7 @@ def test_field_B1_late_frames_do_not_reach_the_next_holders_memory(pair: list[Pu
     draw = random.Random(11)
     for _ in range(12):
         attempt, _, there = start_transfer(source, target, tokens)
-        received = target.load.received_bytes_total if target.load else 0
+        received = target.look().received_bytes_total
         source.tell(m.PartsReady(attempt, parts))
         if draw.random() < 0.5:
             target.await_load(lambda load, before=received: load.received_bytes_total > before)
@@ -434,11 +417,11 @@ def test_field_H3_a_state_that_was_not_sent_is_waited_for(pair: list[Pump]) -> N
     _, target = pair
     attempt, peer, _ = accepted(target)
     state = next(index for index in PARTS if is_state(index))
+    received = target.look().received_bytes_total
     for index in PARTS:
         if index != state:
             peer.data(TOKENS, index)
     peer.seal(TOKENS)
-    received = target.load.received_bytes_total if target.load else 0
     target.await_load(lambda load: load.received_bytes_total > received)
     assert refusals(target, Cause.MISSING_PART) == 0
     assert attempt not in [done.attempt for done in target.pending(m.Received)]
@@ -565,6 +548,7 @@ def test_a_shortage_of_descriptors_passes() -> None:
     """While the system has none left nobody is let in and no lane is dialled; the pump outlives it and works again."""
     with pumps({"connect_s": 0.5}, {}) as (source, target):
         for pump in (source, target):
+            pump.look()  # it has what it needs for itself
             process = psutil.Process(pump.process.pid)
             limits = process.rlimit(psutil.RLIMIT_NOFILE)
             process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds() + 1, limits[1]))

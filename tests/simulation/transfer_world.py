@@ -332,12 +332,13 @@ class SendPump:
                         hung = self.lanes[lane]
                         world.cut(hung)
                         world.after(0.01, partial(self.down, hung, command.cause))
-                case outgoing.Delivered(attempt, nbytes, _, resent):
+                case outgoing.Delivered(attempt, nbytes, _, lost, resent):
                     story = world.stories[attempt]
                     assert story.sent is None, "two outcomes"
                     assert story.received == "complete" or story.target.retired, "delivered and not received"
                     assert nbytes == LAYOUT.size_bytes(story.tokens)
-                    assert resent <= story.unacked_lost, "more was sent again than a lane had lost"
+                    assert lost == story.unacked_lost, "lanes had something else when they were lost"
+                    assert resent <= lost, "more was sent again than lanes had lost"
                     story.sent = "delivered"
                     world.count("delivered")
                     world.after(world.rng.random(), partial(self.tell, Release(attempt)))

@@ -124,6 +124,7 @@ class Control:
                     attempt=command.attempt,
                     payload_bytes=command.payload_bytes,
                     exposed_s=command.exposed_s,
+                    lost_bytes=command.lost_bytes,
                     resent_bytes=command.resent_bytes,
                 )
                 self._node.send(sent)

@@ -152,26 +152,13 @@ class Incoming:
         header = self._talk.begin()
         if header is None:
             self._answer()
-            self._rest()
+            self._talk.rest(self._plane.silence_s, self._plane.keepalive_s)
             return
         self._hear(header)
         if header.kind is not Kind.KEEPALIVE:
             self._lane.worked_at = self._lane.heard_at
         if self._unanswered_bytes >= UNANSWERED_BYTES:
             self._answer()
-
-    def _rest(self) -> None:
-        """A keepalive tells silence from a broken line, to both ends."""
-        now = time.monotonic()
-        silence_ends = self._lane.heard_at + self._plane.silence_s
-        speak_at = self._lane.spoke_at + self._plane.keepalive_s
-        if now >= silence_ends:
-            raise ProtocolError(Cause.NO_PROGRESS, f"nothing heard for {self._plane.silence_s:g} s")
-        if now >= speak_at:
-            self._talk.rest()
-            self._talk.put(Kind.KEEPALIVE)
-        else:
-            self._lane.sleep(min(silence_ends, speak_at) - now)
 
     def _crept(self) -> None:
         """Some of a frame has come that takes long: the sender does not know how much has arrived, but for our word."""

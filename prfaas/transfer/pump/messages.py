@@ -146,11 +146,13 @@ class Refused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 class Sent(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The receiver has applied and checked everything. `exposed_s` runs from the last part becoming ready to that.
-    `resent_bytes` were lost with a lane and sent again."""
+    `lost_bytes` were on lanes that were lost and not acknowledged, what was just being written included; of these
+    `resent_bytes` were sent again."""
 
     attempt: str
     payload_bytes: int
     exposed_s: float
+    lost_bytes: int = 0
     resent_bytes: int = 0
 
 

@@ -91,7 +91,7 @@ class Outgoing:
                 self._hear(header)
             work = self._plane.take(self._lane.id, self._turn_bytes, time.monotonic())
             if work is None:
-                self._rest()
+                self._talk.rest(self._plane.silence_s, self._plane.keepalive_s)
                 continue
             self._lane.taken = 0
             try:
@@ -102,19 +102,6 @@ class Outgoing:
                 raise
             self._plane.wrote(self._lane.id, time.monotonic())
             self._lane.taken = 0
-
-    def _rest(self) -> None:
-        """There is nothing to do. A keepalive tells silence from a broken line, to both ends."""
-        now = time.monotonic()
-        silence_ends = self._lane.heard_at + self._plane.silence_s
-        speak_at = self._lane.spoke_at + self._plane.keepalive_s
-        if now >= silence_ends:
-            raise ProtocolError(Cause.NO_PROGRESS, f"nothing heard for {self._plane.silence_s:g} s")
-        if now >= speak_at:
-            self._talk.rest()
-            self._talk.put(Kind.KEEPALIVE)
-        else:
-            self._lane.sleep(min(silence_ends, speak_at) - now)
 
     def _write(self, work: Work) -> None:
         to = work.to

@@ -51,9 +51,18 @@ class Talk:
         self._scratch = memoryview(bytearray(CONTROL_BYTES + TAG_BYTES))
         self._sealed = memoryview(b"")
 
-    def rest(self) -> None:
-        """Nothing has come or gone for a while: what large frames needed is given back."""
-        self._sealed = memoryview(b"")
+    def rest(self, silence_s: float, keepalive_s: float) -> None:
+        """There is nothing to do. A keepalive tells silence from a broken line, to both ends; and when one is due,
+        nothing has gone for a while: what large frames needed is given back."""
+        now = time.monotonic()
+        silence_ends, speak_at = self._lane.heard_at + silence_s, self._lane.spoke_at + keepalive_s
+        if now >= silence_ends:
+            raise ProtocolError(Cause.NO_PROGRESS, f"nothing heard for {silence_s:g} s")
+        if now >= speak_at:
+            self._sealed = memoryview(b"")
+            self.put(Kind.KEEPALIVE)
+        else:
+            self._lane.sleep(min(silence_ends, speak_at) - now)
 
     def secure(self, own_salt: int, peer_salt: int) -> None:
         self._sealer, self._opener = Sealer(own_salt, peer_salt), Opener(peer_salt, own_salt)

@@ -179,7 +179,7 @@ def test_an_empty_transfer_is_sealed_as_soon_as_it_is_accepted():
     write(sender, lane)
     sender.handle(Accepted(lane, A, (), 0, 1.0))
     assert isinstance(write(sender, lane), SealWork)
-    assert sender.handle(Completed(lane, A, 0, 1.25)) == [Delivered(A, 0, 0.25, 0)]
+    assert sender.handle(Completed(lane, A, 0, 1.25)) == [Delivered(A, 0, 0.25, 0, 0)]
 
 
 def test_field_B2_delivered_means_that_the_receiver_said_so():
@@ -190,7 +190,7 @@ def test_field_B2_delivered_means_that_the_receiver_said_so():
     while write(sender, lane, now=4.0):
         pass
     assert sender.handle(acked(lane, (0, 6), now=4.4)) == []
-    assert sender.handle(Completed(lane, A, TOTAL, 4.5)) == [Delivered(A, TOTAL, 0.5, 0)]
+    assert sender.handle(Completed(lane, A, TOTAL, 4.5)) == [Delivered(A, TOTAL, 0.5, 0, 0)]
     assert sender.phase(A) is Phase.HANDED
     assert sender.handle(Release(A)) == [Free(A), Answer(A)]
 
@@ -234,7 +234,7 @@ def test_a_lost_lane_gives_back_what_was_not_acknowledged():
     assert frames(write(sender, other)) == [(4, 6)]
     assert isinstance(write(sender, other), SealWork)
     sender.handle(acked(other, (1, 6)))
-    assert sender.handle(Completed(other, A, TOTAL, 2.5)) == [Delivered(A, TOTAL, 1.0, 64 + 128)]
+    assert sender.handle(Completed(other, A, TOTAL, 2.5)) == [Delivered(A, TOTAL, 1.0, 64 + 128, 64 + 128)]
     assert sender.resent_bytes == 64 + 128
 
 
