@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from bench.transport.nodes import Node
-from prfaas.kvcache.layout import Part
+from prfaas.kvcache.layout import Part, whole
 from prfaas.transfer.pump import messages as m
 
 REGION = "there"
@@ -62,7 +62,11 @@ class Transfer:
         for node, receive in ((self.target, True), (self.source, False)):
             node.tell(
                 m.Reserve(
-                    attempt=self.attempt, tokens=self.tokens, ttl_s=TTL_S, receive=receive, source=self.source.name
+                    attempt=self.attempt,
+                    extent=whole(self.tokens),
+                    ttl_s=TTL_S,
+                    receive=receive,
+                    source=self.source.name,
                 )
             )
 

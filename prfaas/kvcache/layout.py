@@ -8,15 +8,20 @@ so that an offer can be compared with what must come.
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
+from typing import NamedTuple
 
 import msgspec
 
 #: Regions begin on this boundary, so that tensors of any dtype can view them.
 ALIGN_BYTES = 64
+
+#: Row counts whose regions a layout remembers.
+_KEPT_REGIONS = 256
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
 
@@ -45,7 +50,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 class Part(msgspec.Struct, frozen=True):
     """The rows `start:stop` of a token tensor, or a state tensor (`start` 0, `stop` the length it is valid at).
 
-    `offset` counts from the start of the span.
+    `offset` counts from where the offsets of its windows do: from the start of the pool, or of a span.
     """
 
     index: int
@@ -55,6 +60,30 @@ class Part(msgspec.Struct, frozen=True):
     stop: int
     offset: int
     nbytes: int
+
+
+class Window(msgspec.Struct, frozen=True):
+    """A place in a pool: the KV rows `first:stop` of a sequence, laid out as in a span of so many rows, and with
+    `state` its state tensors as they are at `stop`. A span of `tokens` tokens is `Window(0, tokens, offset, True)`."""
+
+    first: int
+    stop: int
+    offset: int
+    state: bool = False
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """What of a sequence one transfer carries: the KV rows `first:stop`, and the states at these boundaries, which rise
+    and lie within."""
+
+    first: int
+    stop: int
+    states: tuple[int, ...] = ()
+
+
+def whole(tokens: int) -> Extent:
+    """All of a sequence of `tokens` tokens; nothing exists of an empty one."""
+    return Extent(0, tokens, (tokens,) if tokens else ())
 
 
 def chunk_ends(tokens: int, chunk_tokens: int) -> tuple[int, ...]:
@@ -105,19 +134,95 @@ class KvLayout(msgspec.Struct, frozen=True, dict=True):
             raise ValueError(f"chunk ends {ends[:4]}... do not rise to {tokens}")
         return tuple(self._walk(tokens, ends)) if tokens else ()
 
-    def prefix(self, span_tokens: int, tokens: int) -> tuple[Part, ...]:
-        """The tensors of the first `tokens` tokens of a span of `span_tokens`, whole. A state has no prefix: with one
-        it is all or nothing."""
-        if not tokens:
-            return ()
-        assert tokens == span_tokens or (tokens < span_tokens and not self.state_bytes), "a state has no prefix"
-        offsets, index = self.offsets(span_tokens), itertools.count()
+    def window_bytes(self, rows: int, state: bool) -> int:
+        """Pool bytes of a window: its tensors and the padding between regions."""
+        return self._regions(rows, state).nbytes
+
+    def extent_bytes(self, extent: Extent) -> int:
+        """What crosses for an extent."""
+        return self.bytes_per_token * (extent.stop - extent.first) + self.state_bytes * len(extent.states)
+
+    def check_windows(self, windows: Sequence[Window], pool_bytes: int) -> None:
+        """Raises ValueError unless all of them lie in a pool of `pool_bytes`, and none of them in another."""
+        end = 0
+        for window in sorted(windows, key=lambda window: window.offset):
+            if not 0 <= window.first <= window.stop or window.offset < end:
+                raise ValueError(f"{window} makes no sense, or begins before {end}, where another one ends")
+            end = window.offset + self.window_bytes(window.stop - window.first, window.state)
+        if end > pool_bytes:
+            raise ValueError(f"windows end at {end} in a pool of {pool_bytes} bytes")
+
+    def check_holds(self, extent: Extent, windows: Sequence[Window]) -> None:
+        """Raises ValueError unless the extent makes sense and the windows hold all of it, and nothing twice."""
+        first, stop, states = extent.first, extent.stop, extent.states
+        if any(a > b for a, b in itertools.pairwise((0, first, *states, stop))) or len(set(states)) < len(states):
+            raise ValueError(f"{first}:{stop} with states at {states[:4]}... makes no sense")
+        held, at = _Held(windows), first
+        while at < stop:
+            at = held.rows(at, at + 1).stop
+        for boundary in states:
+            held.state(boundary)
+
+    def extent_parts(self, extent: Extent, ends: tuple[int, ...], windows: Sequence[Window]) -> tuple[Part, ...]:
+        """The parts of an extent that comes to exist in chunks that end at `ends`, at their absolute offsets in
+        `windows`: first the states at `extent.first`, then for each end, layer by layer, rows and the states there.
+
+        Which parts there are, their order and their sizes follow from the extent and the ends alone. Raises ValueError
+        when `ends` do not rise from `first` to `stop`, when a state is at none of them, or when the windows do not hold
+        all of it once or divide a chunk.
+        """
+        first, stop, states = extent.first, extent.stop, extent.states
+        if (ends[-1] if ends else first) != stop or any(a >= b for a, b in itertools.pairwise((first, *ends))):
+            raise ValueError(f"chunk ends {ends[:4]}... do not rise from {first} to {stop}")
+        if any(a >= b for a, b in itertools.pairwise(states)) or not {first, *ends}.issuperset(states):
+            raise ValueError(f"states at {states[:4]}... do not rise, or are at no chunk end")
+        return tuple(self._walk_windows(extent, ends, windows))
+
+    def _walk_windows(self, extent: Extent, ends: tuple[int, ...], windows: Sequence[Window]) -> Iterator[Part]:
+        held, wanted = _Held(windows), frozenset(extent.states)
+        index, start = itertools.count(), extent.first
+        for stop in (*([extent.first] if extent.first in wanted else []), *ends):
+            rows = held.rows(start, stop) if start < stop else None
+            state = held.state(stop) if stop in wanted else None
+            rows_at = self._regions_of(rows).offsets if rows is not None else self._nowhere
+            state_at = self._regions_of(state).offsets if state is not None else self._nowhere
+            for (layer, number, grows, nbytes), rows_offset, state_offset in zip(
+                self._tensors, rows_at, state_at, strict=True
+            ):
+                if grows and rows is not None:
+                    at = rows.offset + rows_offset + (start - rows.first) * nbytes
+                    yield Part(next(index), layer, number, start, stop, at, (stop - start) * nbytes)
+                elif not grows and state is not None:
+                    yield Part(next(index), layer, number, 0, stop, state.offset + state_offset, nbytes)
+            start = stop
+
+    @cached_property
+    def _tensors(self) -> tuple[tuple[int, int, bool, int], ...]:
+        """Of each tensor, in order: layer, number there, whether it grows with tokens, bytes (of a row)."""
         return tuple(
-            Part(next(index), layer, number, 0, tokens, offsets[layer][number], tensor.nbytes * rows)
+            (layer, number, tensor.kind is TensorKind.TOKENS, tensor.nbytes)
             for layer, tensors in enumerate(self.layers)
             for number, tensor in enumerate(tensors)
-            for rows in (tokens if tensor.kind is TensorKind.TOKENS else 1,)
         )
+
+    @cached_property
+    def _nowhere(self) -> tuple[int, ...]:
+        return (0,) * len(self._tensors)
+
+    def _regions_of(self, window: Window) -> "_Regions":
+        return self._regions(window.stop - window.first, window.state)
+
+    @cached_property
+    def _regions(self) -> "Callable[[int, bool], _Regions]":
+        """Kept for each layout by itself: to find a layout among others costs more than the answer."""
+
+        @lru_cache(_KEPT_REGIONS)
+        def regions(rows: int, state: bool) -> _Regions:
+            sizes = (nbytes * (rows if grows else state) for _, _, grows, nbytes in self._tensors)
+            *offsets, end = itertools.accumulate((-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in sizes), initial=0)
+            return _Regions(tuple(offsets), end)
+
+        return regions
 
     def _walk(self, tokens: int, ends: tuple[int, ...]) -> Iterator[Part]:
         offsets, index, start = self.offsets(tokens), itertools.count(), 0
@@ -139,6 +244,37 @@ class KvLayout(msgspec.Struct, frozen=True, dict=True):
     def _region_bytes(tensor: TensorSpec, tokens: int) -> int:
         exact = tensor.nbytes * (tokens if tensor.kind is TensorKind.TOKENS else 1)
         return -(-exact // ALIGN_BYTES) * ALIGN_BYTES
+
+
+class _Regions(NamedTuple):
+    """Where each tensor's region begins within a window, and where the last one ends."""
+
+    offsets: tuple[int, ...]
+    nbytes: int
+
+
+class _Held:
+    """Finds what windows hold. Raises ValueError when they hold anything twice."""
+
+    def __init__(self, windows: Sequence[Window]) -> None:
+        self._rows = sorted((each for each in windows if each.first < each.stop), key=lambda each: each.first)
+        self._firsts = [each.first for each in self._rows]
+        self._states = {each.stop: each for each in windows if each.state}
+        if any(a.stop > b.first for a, b in itertools.pairwise(self._rows)):
+            raise ValueError("windows hold the same rows")
+        if len(self._states) < sum(each.state for each in windows):
+            raise ValueError("windows hold the same states")
+
+    def rows(self, first: int, stop: int) -> Window:
+        index = bisect_right(self._firsts, first) - 1
+        if index < 0 or self._rows[index].stop < stop:
+            raise ValueError(f"no window holds the rows {first}:{stop}")
+        return self._rows[index]
+
+    def state(self, boundary: int) -> Window:
+        if boundary not in self._states:
+            raise ValueError(f"no window holds the states at {boundary}")
+        return self._states[boundary]
 
 
 def namespace_digest(weights: str, tokenizer: str, layout: KvLayout, hash_unit_tokens: int) -> str:

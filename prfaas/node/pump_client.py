@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
 
-from prfaas.errors import KV_ROOM, ConfigError, Overloaded, PeerUnavailable, TransferFailed
+from prfaas.errors import KV_ROOM, ConfigError, InvalidRequest, Overloaded, PeerUnavailable, TransferFailed
 from prfaas.ipc import AsyncChannel
+from prfaas.kvcache.layout import Extent, Window
 from prfaas.node.answers import Pulse, answered
 from prfaas.request import AttemptId
 from prfaas.transfer.frames import Cause
@@ -78,8 +79,8 @@ class PumpClient:
                 self.load = event
             case messages.Reserved():
                 _resolve(self._reserved.pop(event.attempt, None), event)
-            case messages.Refused():
-                refusal = Overloaded(KV_ROOM)
+            case messages.Refused(wrong=wrong):
+                refusal = InvalidRequest(wrong, param="windows") if wrong else Overloaded(KV_ROOM)
                 _reject(self._reserved.pop(event.attempt, None), refusal)
             case messages.Sent():
                 self.resent_bytes += event.resent_bytes
@@ -99,27 +100,46 @@ class PumpClient:
     async def reserve(
         self,
         attempt: AttemptId,
-        tokens: int,
+        extent: Extent,
         ttl_s: float,
         *,
         receive: bool,
         source: str = "",
         source_region: str = "",
     ) -> messages.Reserved:
-        """A span for `tokens` tokens; with `receive`, `moved` awaits the transfer into it, which only the node `source`
-        may begin. Raises Overloaded."""
-        future: asyncio.Future[messages.Reserved] = asyncio.get_running_loop().create_future()
-        self._reserved[attempt] = future
-        if receive:
-            self._sources[attempt], self._tokens[attempt] = source_region, tokens
-            self._moved[attempt] = asyncio.get_running_loop().create_future()
-        self._channel.send(
-            messages.Reserve(attempt=attempt, tokens=tokens, ttl_s=ttl_s, receive=receive, source=source)
+        """A span for the extent, of the pump's choice; with `receive`, `moved` awaits the transfer into it, which only
+        the node `source` may begin. Raises Overloaded."""
+        command = messages.Reserve(attempt=attempt, extent=extent, ttl_s=ttl_s, receive=receive, source=source)
+        return await self._held(command, source_region)
+
+    async def bring(
+        self,
+        attempt: AttemptId,
+        extent: Extent,
+        windows: tuple[Window, ...],
+        ttl_s: float,
+        *,
+        receive: bool,
+        source: str = "",
+        source_region: str = "",
+    ) -> messages.Reserved:
+        """As `reserve`, with memory of our own. Until `release` returns it is the pump's, however the transfer ends."""
+        command = messages.Bring(
+            attempt=attempt, extent=extent, windows=windows, ttl_s=ttl_s, receive=receive, source=source
         )
+        return await self._held(command, source_region)
+
+    async def _held(self, command: messages.Reserve | messages.Bring, source_region: str) -> messages.Reserved:
+        attempt, loop = command.attempt, asyncio.get_running_loop()
+        future = self._reserved[attempt] = loop.create_future()
+        if command.receive:
+            self._sources[attempt], self._tokens[attempt] = source_region, command.extent.stop
+            self._moved[attempt] = loop.create_future()
+        self._channel.send(command)
         return await self._answered(future)
 
     def send(self, command: messages.Send) -> None:
-        """Begin to push the attempt's span; `moved` waits for the end."""
+        """Begin to push what the attempt's memory holds; `moved` waits for the end."""
         self._moved[command.attempt] = asyncio.get_running_loop().create_future()
         self._channel.send(command)
 
@@ -136,8 +156,8 @@ class PumpClient:
         return await asyncio.shield(self._moved[attempt])
 
     async def stopped(self, attempt: AttemptId) -> int:
-        """Let no more of an incoming transfer in. How many tokens of the span have arrived and were checked; nothing
-        touches them any more."""
+        """Let no more of an incoming transfer in. Up to which row all of the extent has arrived and was checked;
+        nothing touches these any more."""
         self._channel.send(messages.Stop(attempt))
         try:
             await self._answered(asyncio.shield(self._moved[attempt]))
@@ -146,7 +166,7 @@ class PumpClient:
         return self._tokens[attempt]
 
     async def release(self, attempt: AttemptId) -> None:
-        """End the attempt's transfer and give its span back; when this returns nothing touches the span. Idempotent."""
+        """End the attempt's transfer and give its memory back; when this returns nothing touches it. Idempotent."""
         self._sources.pop(attempt, None)
         self._tokens.pop(attempt, None)
         if moved := self._moved.pop(attempt, None):

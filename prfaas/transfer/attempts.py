@@ -1,6 +1,6 @@
 """The life of an attempt in one pump, whichever way its bytes go.
 
-An attempt holds a span of the pool. Lane threads *touch* the span one frame at a time; it goes back only when none
+An attempt holds windows of the pool. Lane threads *touch* them one frame at a time; they go back only when none
 does, and a time-out or an abort does not change that. An attempt has exactly one outcome, and of several causes the
 first is kept. Closed attempts leave a tombstone that remembers how they ended.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, NewType, TypeVar
 
+from prfaas.kvcache.layout import Extent, Window
 from prfaas.transfer.frames import Cause
 
 LaneId = NewType("LaneId", int)
@@ -19,7 +20,7 @@ TOMBSTONES = 16384
 
 class Phase(Enum):
     """OFFERED: an offer was sent (sender), has come (receiver). SEALED: the seal was sent or has come; pieces may still
-    be on their way. HANDED: all was delivered. DRAINED: it failed and no lane touches its span."""
+    be on their way. HANDED: all was delivered. DRAINED: it failed and no lane touches its memory."""
 
     RESERVED = "reserved"
     OFFERED = "offered"
@@ -47,11 +48,13 @@ OVER = frozenset({Phase.HANDED, Phase.ABORTING, Phase.DRAINED})
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Attempt:
-    """`awaited`: the node was promised an outcome. `touches`: lanes whose thread may touch the span now. `closing`: the
-    span goes back as soon as there are none; `asked`: and the node waits to hear so. `why`: of a failed one."""
+    """`extent`: what it carries, in `windows`. `awaited`: the node was promised an outcome. `touches`: lanes whose
+    thread may touch the memory now. `closing`: it goes back as soon as there are none; `asked`: and the node waits to
+    hear so. `why`: of a failed one."""
 
     id: str
-    tokens: int
+    extent: Extent
+    windows: tuple[Window, ...]
     generation: int
     expires_at: float
     awaited: bool
@@ -63,7 +66,7 @@ class Attempt:
 
     @property
     def ending(self) -> bool:
-        """Somebody waits for the lanes to let go of the span."""
+        """Somebody waits for the lanes to let go of the memory."""
         return self.closing or self.phase is Phase.ABORTING
 
     def move(self, phase: Phase) -> None:
@@ -73,17 +76,18 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A span of `tokens` tokens was reserved for the attempt."""
+    """The attempt may use these windows of the pool for the extent."""
 
     attempt: str
-    tokens: int
+    extent: Extent
+    windows: tuple[Window, ...]
     generation: int
     expires_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The node wants the attempt ended and its span back."""
+    """The node wants the attempt ended and its memory back."""
 
     attempt: str
 
@@ -113,7 +117,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Command: nothing of this pump touches the span any more."""
+    """Command: nothing of this pump touches the attempt's memory any more."""
 
     attempt: str
 
@@ -172,7 +176,7 @@ class Attempts(Generic[A]):
         return [Lost(attempt.id, cause, detail)]
 
     def untouched(self, attempt: A) -> list[LifeCommand]:
-        """A lane let go of the span."""
+        """A lane let go of the memory."""
         attempt.touches -= 1
         if attempt.touches:
             return []
@@ -181,7 +185,7 @@ class Attempts(Generic[A]):
         return self._settle(attempt)
 
     def close(self, attempt: A, cause: Cause, detail: str = "") -> list[LifeCommand]:
-        """The span is to go back; an attempt without an outcome fails for it."""
+        """The memory is to go back; an attempt without an outcome fails for it."""
         attempt.closing = True
         return [*self.fail(attempt, cause, detail), *self._settle(attempt)]
 
@@ -194,7 +198,7 @@ class Attempts(Generic[A]):
             assert attempt.touches >= 0, f"{attempt}"
             assert not (attempt.awaited and attempt.phase in OVER), f"{attempt}"
             assert (attempt.phase is Phase.ABORTING) <= (attempt.touches > 0), f"{attempt} waits for nothing"
-            assert not attempt.closing or attempt.touches, f"{attempt} holds its span for nothing"
+            assert not attempt.closing or attempt.touches, f"{attempt} holds its memory for nothing"
         assert len(self._closed) <= self._tombstones
         assert not self._open.keys() & self._closed.keys()
 

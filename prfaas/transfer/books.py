@@ -56,7 +56,7 @@ class Books:
     def ask(self, attempt: Outbound) -> None:
         """The offer until it is accepted, then the seal until the transfer is complete."""
         attempt.asks = None
-        work: Work = SealWork(attempt.id, attempt.to, seal_for(attempt.tokens, attempt.pieces))
+        work: Work = SealWork(attempt.id, attempt.to, seal_for(attempt.extent, attempt.pieces))
         if attempt.phase is Phase.OFFERED:
             assert attempt.offer is not None
             work = OfferWork(attempt.id, attempt.to, attempt.offer)

@@ -13,17 +13,17 @@ from prfaas.transfer.lanes import Rest, wanted_lanes
 from prfaas.transfer.line import Lane, Line
 from prfaas.transfer.outbox import Outbox
 from prfaas.transfer.outgoing import Command, Destination, Dial, Peer
-from prfaas.transfer.pieces import MAX_PLACES, PIECE_BYTES
+from prfaas.transfer.pieces import PIECE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Params:
     """`connect_s`: from Begin to the receiver's acceptance. `no_progress_s`: how long nothing may be acknowledged while
     something is owed. `silence_s`: a lane that says nothing for so long is replaced. `abort_grace_s`: how long a lane
-    may finish its frame of an attempt whose span is wanted back. `ageing_s`: longest wait of an urgency for one turn.
+    may finish its frame of an attempt whose memory is wanted back. `ageing_s`: longest wait of an urgency for one turn.
     `finishing_bytes`: an attempt with no more than that, and no more than an eighth, left to send is nearly over.
-    `places`: of one frame, see pieces.py. `idle_s`: how long a lane is kept without work. `rest_s` to `longest_rest_s`:
-    before a peer is dialled again."""
+    `apart_bytes`: a frame that has so many does not begin another place. `idle_s`: how long a lane is kept without
+    work. `rest_s` to `longest_rest_s`: before a peer is dialled again."""
 
     connect_s: float = 5.0
     no_progress_s: float = 10.0
@@ -31,7 +31,7 @@ class Params:
     abort_grace_s: float = 1.0
     frame_bytes: int = 1 << 20
     piece_bytes: int = PIECE_BYTES
-    places: int = MAX_PLACES
+    apart_bytes: int | None = None
     ageing_s: float = 0.5
     finishing_bytes: int = 4 << 20
     least_lanes: int = 4

@@ -16,7 +16,7 @@ from prfaas.cluster import WireRange
 from prfaas.errors import PrfaasError
 
 MAGIC = b"PFK2"
-WIRE = WireRange(2, 2)
+WIRE = WireRange(3, 3)
 GREETING_WIRE = 1
 #: The attempt of frames that belong to none.
 NO_ATTEMPT = "0" * 32
@@ -114,8 +114,8 @@ class ProtocolError(PrfaasError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """`index` and `count`: the pieces of a DATA frame. `offset`: where its first byte belongs in the span. `length`:
-    of the payload in plain. `counter`: with the lane's salt, the nonce of a sealed payload."""
+    """`index` and `count`: the pieces of a DATA frame. `offset`: how many bytes of the transfer come before
+    its first. `length`: of the payload in plain. `counter`: with the lane's salt, the nonce of a sealed payload."""
 
     kind: Kind
     attempt: str = NO_ATTEMPT

@@ -6,12 +6,12 @@ A frame that is sent again is the same frame, so no frame meets another in part;
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from prfaas.kvcache.layout import KvLayout, TensorKind
+from prfaas.kvcache.layout import KvLayout
 from prfaas.transfer.attempts import Attempt, LaneId
 from prfaas.transfer.frames import Cause, Header, ProtocolError
 from prfaas.transfer.incoming import Reply
 from prfaas.transfer.offer import Offer
-from prfaas.transfer.pieces import MAX_PLACES, Pieces, Ranges, Run
+from prfaas.transfer.pieces import Pieces, Ranges, Run
 
 NOTHING = Pieces(())
 
@@ -41,7 +41,7 @@ class Inbound(Attempt):
         first, stop = header.index, header.index + header.count
         if not first < stop <= self.pieces.count:
             raise ProtocolError(Cause.UNEXPECTED_PART, f"pieces {first}:{stop} of {self.pieces.count}")
-        run = self.pieces.run(first, stop, 1 if header.sealed else MAX_PLACES)
+        run = self.pieces.run(first, stop)
         if (run.count, run.offset, run.nbytes) != (header.count, header.offset, header.length):
             detail = f"pieces {first}:{stop} at {header.offset}+{header.length}, not {run.offset}+{run.nbytes}"
             raise ProtocolError(Cause.UNEXPECTED_PART, detail)
@@ -60,17 +60,18 @@ class Inbound(Attempt):
         return Claim(attempt=self, first=first, stop=stop, nbytes=run.nbytes, since=now)
 
     def boundary(self, layout: KvLayout) -> int:
-        """How many tokens of the span can be used: the greatest chunk end up to which every part was verified. A state
-        is only good at the end, so with one it is all or nothing."""
+        """Up to which row of the extent all can be used: the greatest chunk end up to which every part was verified.
+        With states it is all or nothing: rows are worth little to whoever waits for the state behind them."""
+        first, stop = self.extent.first, self.extent.stop
         if self.offer is None:
-            return 0
+            return first
         parts = enumerate(self.pieces.parts)
         missing = [part.stop for index, part in parts if not self.applied.covers(*self.pieces.of_part(index))]
         if not missing:
-            return self.tokens
-        if any(tensor.kind is TensorKind.STATE for layer in layout.layers for tensor in layer):
-            return 0
-        return max((end for end in self.offer.chunk_ends if end < min(missing)), default=0)
+            return stop
+        if layout.state_bytes and self.extent.states:
+            return first
+        return max((end for end in self.offer.chunk_ends if end < min(missing)), default=first)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

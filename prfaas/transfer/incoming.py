@@ -93,7 +93,8 @@ class Turned:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The node wants no more of the attempt than what has come; it fails unless it has its outcome. The span stays."""
+    """The node wants no more of the attempt than what has come; it fails unless it has its outcome. Its memory
+    stays."""
 
     attempt: str
 
@@ -107,7 +108,7 @@ Event = FromLane | Opened | Release | Stop | Tick
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Read it to these places (offset, bytes) of the attempt's span, check it, and say `landed` or `missed`. Until then
+    """Read it to these places (offset, bytes) of the pool, check it, and say `landed` or `missed`. Until then
     nothing else touches them."""
 
     attempt: str

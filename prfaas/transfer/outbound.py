@@ -11,7 +11,7 @@ from prfaas.transfer.attempts import OPEN, Attempt, LaneId
 from prfaas.transfer.frames import Cause, ProtocolError
 from prfaas.transfer.offer import Offer
 from prfaas.transfer.outgoing import Destination, Urgency
-from prfaas.transfer.pieces import MAX_PLACES, Pieces, Ranges, Run
+from prfaas.transfer.pieces import Pieces, Ranges, Run
 
 NOTHING = Pieces(())
 NOWHERE = Destination(address="", incarnation=0, generation=0)
@@ -87,10 +87,10 @@ class Outbound(Attempt):
             first, _ = self.fresh.pop()
         self.fresh.append((first, stop))
 
-    def take(self, lane: LaneId, max_bytes: int, places: int = MAX_PLACES, *, alone: bool) -> Run | None:
-        """The next frame, of at most so many bytes and places; `alone`: of one piece at least, or as it was when it is
-        sent again."""
-        run = self._next(max_bytes, places, alone=alone)
+    def take(self, lane: LaneId, max_bytes: int, apart_bytes: int | None = None, *, alone: bool) -> Run | None:
+        """The next frame, of at most so many bytes (`apart_bytes`: see pieces.py); `alone`: of one piece at least, or
+        as it was when it is sent again."""
+        run = self._next(max_bytes, apart_bytes, alone=alone)
         if run is not None:
             self.flight[run.first] = (run, lane)
             self.flight_bytes += run.nbytes
@@ -147,7 +147,7 @@ class Outbound(Attempt):
         first = self.fresh[0][0]
         return self.pieces.bytes_of(first, first + 1)
 
-    def _next(self, max_bytes: int, places: int, *, alone: bool) -> Run | None:
+    def _next(self, max_bytes: int, apart_bytes: int | None, *, alone: bool) -> Run | None:
         if self.again:
             run = next(iter(self.again.values()))
             if not alone and run.nbytes > max_bytes:
@@ -160,7 +160,8 @@ class Outbound(Attempt):
             return None
         first, stop = self.fresh[0]
         room = self.credit_bytes - self.taken_bytes
-        run = self.pieces.run(first, min(stop, max(first + 1, self.pieces.within(first, min(max_bytes, room)))), places)
+        end = min(stop, max(first + 1, self.pieces.within(first, min(max_bytes, room))))
+        run = self.pieces.run(first, end, apart_bytes=apart_bytes)
         if run.nbytes > room or (not alone and run.nbytes > max_bytes):
             return None
         if run.stop == stop:

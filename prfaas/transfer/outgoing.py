@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from prfaas.kvcache.layout import Extent
 from prfaas.transfer.attempts import LaneId, LifeCommand, Opened, Release, Tick
 from prfaas.transfer.frames import Cause
 from prfaas.transfer.offer import Offer, Seal
@@ -36,8 +37,8 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Where an attempt's KV goes: the span that the receiver holds for it under `generation`, which `ticket` allows us
-    to fill, with frames under `keys` (None where frames travel in plain). What is sent is counted by `region`."""
+    """Where an attempt's KV goes: what the receiver holds for it under `generation`, which `ticket` allows us to fill,
+    with frames under `keys` (None where frames travel in plain). What is sent is counted by `region`."""
 
     address: str
     incarnation: int
@@ -56,12 +57,14 @@ class Destination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Send the attempt's span. Tenants share by weight within an urgency, attempts of a tenant evenly."""
+    """Send `extent` of what the attempt's memory holds; None: all of it. Tenants share by weight within an urgency,
+    attempts of a tenant evenly."""
 
     attempt: str
     to: Destination
     chunk_ends: tuple[int, ...]
     now: float
+    extent: Extent | None = None
     urgency: Urgency = Urgency.NORMAL
     tenant: str = ""
     weight: float = 1.0
@@ -69,7 +72,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class PartsReady:
-    """These parts are complete in the span and will not change."""
+    """These parts are complete in memory and will not change."""
 
     attempt: str
     parts: tuple[int, ...]
@@ -183,7 +186,7 @@ class OfferWork:
 
 @dataclass(frozen=True, slots=True)
 class DataWork:
-    """A DATA frame for each run. The attempt's span stays as it is until the lane says `wrote`, or LaneDown."""
+    """A DATA frame for each run. The attempt's memory stays as it is until the lane says `wrote`, or LaneDown."""
 
     attempt: str
     to: Destination

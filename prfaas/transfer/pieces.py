@@ -12,23 +12,22 @@ from dataclasses import dataclass
 from prfaas.kvcache.layout import Part
 
 PIECE_BYTES = 256 << 10
-#: Places of a frame: with its header they have to fit one call, and the kernel allows 1,024 buffers.
-MAX_PLACES = 256
+#: Parts of a frame. Each may be a place of its own, at either end: with the header these have to fit one call, and the
+#: kernel allows 1,024 buffers.
+FRAME_PARTS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive pieces: what a DATA frame carries. `places` (offset in the span, bytes): where they lie, in their
-    order; parts that follow each other in the span are one place."""
+    """Consecutive pieces: what a DATA frame carries. `offset`: how many bytes of the transfer come before them.
+    `places` (offset in the pool, bytes): where they lie here, in their order; parts that follow each other are one
+    place."""
 
     first: int
     count: int
+    offset: int
     nbytes: int
     places: tuple[tuple[int, int], ...]
-
-    @property
-    def offset(self) -> int:
-        return self.places[0][0]
 
     @property
     def stop(self) -> int:
@@ -57,8 +56,9 @@ class Pieces:
         """Its pieces (first, stop); none of an empty part."""
         return self._firsts[index], self._firsts[index + 1]
 
-    def run(self, first: int, stop: int, places: int = MAX_PLACES) -> Run:
-        """The run of `first:stop`, cut where it would need more places."""
+    def run(self, first: int, stop: int, parts: int = FRAME_PARTS, apart_bytes: int | None = None) -> Run:
+        """The run of `first:stop`, cut where it would need more parts, so that it is one frame at both ends wherever
+        they have them; and where another place would begin when it has `apart_bytes` already."""
         index, at, nbytes = self._part(first), first, 0
         found: list[tuple[int, int]] = []
         while at < stop:
@@ -66,14 +66,17 @@ class Pieces:
             begin = (at - part_first) * self.piece_bytes
             length = min(part.nbytes, (end - part_first) * self.piece_bytes) - begin
             begin += part.offset
+            if length and not parts:
+                break
             if found and found[-1][0] + found[-1][1] == begin:
                 found[-1] = (found[-1][0], found[-1][1] + length)
-            elif len(found) == places:
+            elif found and apart_bytes is not None and nbytes >= apart_bytes:
                 break
             elif length:
                 found.append((begin, length))
+            parts -= length > 0
             at, nbytes, index = end, nbytes + length, index + 1
-        return Run(first, at - first, nbytes, tuple(found))
+        return Run(first, at - first, self._byte(first), nbytes, tuple(found))
 
     def within(self, first: int, nbytes: int) -> int:
         """Where the pieces from `first` on end that have no more than so many bytes together."""

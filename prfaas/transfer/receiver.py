@@ -57,7 +57,7 @@ MAX_RANGES = 4096
 class Params:
     """`window_bytes`: how far a sender may run ahead of what has been applied. `no_progress_s`: after so long without a
     frame from a peer its attempts are lost. `abort_grace_s`: how long a lane may finish its frame of an attempt whose
-    span is wanted back."""
+    memory is wanted back."""
 
     window_bytes: int = 256 << 20
     no_progress_s: float = 10.0
@@ -102,8 +102,8 @@ class Receiver:
         return found.phase if found else None
 
     def boundary(self, attempt: str) -> int:
-        """How many tokens of an open attempt's span can be used: the greatest chunk end up to which every part was
-        verified. A state is only good at the end, so with one it is all or nothing."""
+        """Up to which row of an open attempt's extent all can be used: the greatest chunk end up to which every part
+        was verified. With states it is all or nothing."""
         found = self._attempts.get(attempt)
         return found.boundary(self._layout) if found is not None else 0
 
@@ -232,7 +232,8 @@ class Receiver:
     def _opened(self, event: Opened) -> list[Command]:
         inbound = Inbound(
             id=event.attempt,
-            tokens=event.tokens,
+            extent=event.extent,
+            windows=event.windows,
             generation=event.generation,
             expires_at=event.expires_at,
             awaited=True,
@@ -247,7 +248,9 @@ class Receiver:
             return []
         if attempt.phase is Phase.RESERVED:
             try:
-                attempt.pieces = expected_pieces(self._layout, attempt.tokens, event.offer, self._params.piece_bytes)
+                attempt.pieces = expected_pieces(
+                    self._layout, attempt.extent, attempt.windows, event.offer, self._params.piece_bytes
+                )
             except ProtocolError as error:
                 attempt.peer, attempt.lane = lane.peer, event.lane
                 return self._fail(attempt, self._refusals.count(error.cause), error.detail)
@@ -269,7 +272,7 @@ class Receiver:
         if attempt is None:
             return []
         self._refusals.check_peer(lane, attempt)
-        ours = seal_for(attempt.tokens, attempt.pieces)
+        ours = seal_for(attempt.extent, attempt.pieces)
         if event.seal != ours:
             return self._fail(
                 attempt, self._refusals.count(Cause.SEAL_MISMATCH), f"expected {ours}, sealed {event.seal}"

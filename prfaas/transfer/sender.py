@@ -140,7 +140,7 @@ class Sender:
         return lane.work
 
     def wrote(self, lane_id: LaneId, now: float) -> list[Command]:
-        """The lane has written what it took, and touches no span any more."""
+        """The lane has written what it took, and touches no memory any more."""
         self._books.now = max(self._books.now, now)
         lane = self._fleet.lanes[lane_id]
         if isinstance(lane.work, DataWork):
@@ -177,7 +177,7 @@ class Sender:
         runs: list[Run] = []
         rest_bytes = max_bytes
         while rest_bytes > 0 and len(runs) < MAX_RUNS:
-            run = attempt.take(lane.id, rest_bytes, self._params.places, alone=not runs)
+            run = attempt.take(lane.id, rest_bytes, self._params.apart_bytes, alone=not runs)
             if run is None:
                 break
             runs.append(run)

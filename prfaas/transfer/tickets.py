@@ -37,7 +37,7 @@ def mint(secret: bytes, *, attempt: str, source: str, incarnation: int, nbytes: 
 
 
 def verify(secret: bytes, ticket: Bytes, *, attempt: str, source: str, incarnation: int, now: float) -> int:
-    """How many bytes of span the ticket is for. Raises ProtocolError with the cause `ticket`."""
+    """How many bytes the ticket is for. Raises ProtocolError with the cause `ticket`."""
     if len(ticket) != TICKET_BYTES:
         raise ProtocolError(Cause.TICKET, f"{len(ticket)} bytes")
     claims = bytes(ticket[: _CLAIMS.size])

@@ -16,7 +16,8 @@ class Wishes:
     def opened(self, event: Opened) -> list[Command]:
         outbound = Outbound(
             id=event.attempt,
-            tokens=event.tokens,
+            extent=event.extent,
+            windows=event.windows,
             generation=event.generation,
             expires_at=event.expires_at,
             awaited=False,
@@ -33,9 +34,10 @@ class Wishes:
         attempt.awaited, attempt.begun_at = True, event.now
         if not attempt.parts:
             attempt.ready_at = event.now
+        attempt.extent = attempt.extent if event.extent is None else event.extent
         try:
             attempt.offer, attempt.pieces = offer_for(
-                self._layout, attempt.tokens, event.chunk_ends, self._books.params.piece_bytes
+                self._layout, attempt.extent, event.chunk_ends, attempt.windows, self._books.params.piece_bytes
             )
         except ValueError as error:
             return self._books.fail(attempt, Cause.OFFER_MISMATCH, str(error))

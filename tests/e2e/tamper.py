@@ -9,9 +9,9 @@ from dataclasses import replace
 import msgspec
 from crc32c import crc32c
 
-from prfaas.kvcache.layout import KvLayout, Part
+from prfaas.kvcache.layout import Extent, KvLayout, Part, Window
 from prfaas.transfer.frames import HEADER_BYTES, Header, Kind, decode, encode
-from prfaas.transfer.offer import Offer
+from prfaas.transfer.offer import Offer, offer_for
 from prfaas.transfer.pieces import Pieces
 from prfaas.transfer.tickets import TICKET_BYTES
 
@@ -47,8 +47,9 @@ class Tamper:
             match header.kind:
                 case Kind.OFFER:
                     offer = msgspec.msgpack.decode(payload[TICKET_BYTES:], type=Offer)
-                    parts = self._layout.parts(offer.tokens, offer.chunk_ends)
-                    self._pieces[header.attempt] = Pieces(parts, offer.piece_bytes)
+                    extent, ends = offer.extent, offer.chunk_ends
+                    _, pieces = offer_for(self._layout, extent, ends, anywhere(extent), offer.piece_bytes)
+                    self._pieces[header.attempt] = pieces
                 case Kind.DATA:
                     payload = self._touched(header, payload)
             writer.write(encode(replace(header, payload_crc=crc32c(payload))) + payload)
@@ -57,21 +58,25 @@ class Tamper:
     def _touched(self, header: Header, payload: bytes) -> bytes:
         """A frame carries pieces of one or more parts, and a part may take several frames."""
         touched, at = bytearray(payload), 0
-        for part, offset, nbytes in self._pieces_of(header):
+        for part, is_first, nbytes in self._pieces_of(header):
             if self.target and self.target(self._layout, part):
                 touched[at : at + nbytes] = bytes(nbytes)
-                self.zeroed += offset == part.offset
+                self.zeroed += is_first
             at += nbytes
         return bytes(touched)
 
-    def _pieces_of(self, header: Header) -> Iterator[tuple[Part, int, int]]:
-        """Each with its part, and where it lies in the span."""
+    def _pieces_of(self, header: Header) -> Iterator[tuple[Part, bool, int]]:
+        """The part of each, whether it is the first of that part, and its bytes."""
         pieces = self._pieces[header.attempt]
         for index, part in enumerate(pieces.parts):
             first, stop = pieces.of_part(index)
             for piece in range(max(first, header.index), min(stop, header.index + header.count)):
-                run = pieces.run(piece, piece + 1)
-                yield part, run.offset, run.nbytes
+                yield part, piece == first, pieces.bytes_of(piece, piece + 1)
+
+
+def anywhere(extent: Extent) -> tuple[Window, ...]:
+    """Windows that hold the extent: where its parts lie does not matter to what is sent."""
+    return (Window(extent.first, extent.stop, 0), *(Window(at, at, 0, state=True) for at in extent.states))
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -2,6 +2,7 @@
 carries."""
 
 import contextlib
+import itertools
 import mmap
 import os
 import random
@@ -17,9 +18,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from prfaas.ipc import Channel
-from prfaas.kvcache.layout import KvLayout, TensorKind, TensorSpec, chunk_ends
+from prfaas.kvcache.layout import Extent, KvLayout, TensorKind, TensorSpec, Window, chunk_ends, whole
 from prfaas.transfer import frames, greeting, offer
-from prfaas.transfer.frames import Cause, Header, Kind
+from prfaas.transfer.frames import WIRE, Cause, Header, Kind
 from prfaas.transfer.pieces import PIECE_BYTES, Pieces
 from prfaas.transfer.pump import messages as m
 
@@ -136,9 +137,17 @@ class Pump:
         return [event for event in self._events if isinstance(event, kind)]
 
     def reserve(
-        self, attempt: str, tokens: int, *, receive: bool, ttl_s: float = 60.0, source: str = NODE
+        self, attempt: str, held: int | Extent, *, receive: bool, ttl_s: float = 60.0, source: str = NODE
     ) -> m.Reserved:
-        self.tell(m.Reserve(attempt=attempt, tokens=tokens, ttl_s=ttl_s, receive=receive, source=source))
+        """Room for an extent, or for all of a sequence of so many tokens."""
+        extent = whole(held) if isinstance(held, int) else held
+        self.tell(m.Reserve(attempt=attempt, extent=extent, ttl_s=ttl_s, receive=receive, source=source))
+        return self.await_event(m.Reserved, attempt)
+
+    def bring(
+        self, attempt: str, extent: Extent, windows: tuple[Window, ...], *, receive: bool, ttl_s: float = 60.0
+    ) -> m.Reserved:
+        self.tell(m.Bring(attempt=attempt, extent=extent, windows=windows, ttl_s=ttl_s, receive=receive, source=NODE))
         return self.await_event(m.Reserved, attempt)
 
     def release(self, attempt: str) -> None:
@@ -154,17 +163,17 @@ class Pump:
     def send_to(
         self, peer: "Pump", here: str, there: m.Reserved, tokens: int, address: str | None = None, **settings: Any
     ) -> None:
+        """Chunks end as those of a sequence of so many tokens do, unless `settings` say otherwise."""
         self.tell(
             m.Send(
                 attempt=here,
                 address=address or peer.address,
                 peer_incarnation=peer.incarnation,
                 generation=there.generation,
-                chunk_ends=chunk_ends(tokens, CHUNK_TOKENS),
                 ticket=there.ticket,
                 key_out=there.key_out,
                 key_back=there.key_back,
-                **settings,
+                **{"chunk_ends": chunk_ends(tokens, CHUNK_TOKENS)} | settings,
             )
         )
 
@@ -257,6 +266,21 @@ def assert_same_parts(source: Pump, here: m.Reserved, target: Pump, there: m.Res
         assert ours == theirs, f"{part} differs"
 
 
+def scattered(extent: Extent, edges: tuple[int, ...], at: int, draw: random.Random) -> tuple[Window, ...]:
+    """A window for the rows up to each edge and one for each of the states, in any order, from `at` in the pool on."""
+    rooms = [(first, stop, False) for first, stop in itertools.pairwise((extent.first, *edges))]
+    rooms += [(boundary, boundary, True) for boundary in extent.states]
+    windows = []
+    for first, stop, state in draw.sample(rooms, len(rooms)):
+        windows.append(Window(first, stop, at, state))
+        at += LAYOUT.window_bytes(stop - first, state)
+    return tuple(windows)
+
+
+def taken_bytes(windows: tuple[Window, ...]) -> int:
+    return sum(LAYOUT.window_bytes(each.stop - each.first, each.state) for each in windows)
+
+
 class WirePeer:
     """One end of a connection whose frames are written by hand, in plain: what a broken or hostile peer might say."""
 
@@ -268,7 +292,7 @@ class WirePeer:
     def hello(
         self,
         namespace: str = NAMESPACE,
-        wire: tuple[int, int] = (2, 2),
+        wire: tuple[int, int] = (WIRE.oldest, WIRE.newest),
         node: str = NODE,
         integrity: str = "crc32c",
     ) -> Header:
@@ -289,21 +313,21 @@ class WirePeer:
         self.sock.sendall(header + payload)
 
     def offer(self, tokens: int, ticket: bytes, *, without: int | None = None) -> Header:
-        made, _ = offer.offer_for(LAYOUT, tokens, chunk_ends(tokens, CHUNK_TOKENS), PIECE_BYTES)
+        made, _ = offered(tokens)
         groups = tuple(group for number, group in enumerate(made.groups) if number != without)
         self.write(Kind.OFFER, ticket + greeting.pack(msgspec.structs.replace(made, groups=groups)))
         return self.read()
 
     def data(self, tokens: int, number: int, payload: bytes | None = None, **changes: int) -> bytes:
         """A frame with one part of the transfer; every part here fits one frame."""
-        part = LAYOUT.parts(tokens, chunk_ends(tokens, CHUNK_TOKENS))[number]
         first, stop = pieces_of(tokens).of_part(number)
-        payload = os.urandom(part.nbytes) if payload is None else payload
+        run = pieces_of(tokens).run(first, stop)
+        payload = os.urandom(run.nbytes) if payload is None else payload
         fields = {
             "generation": self.generation,
             "index": first,
             "count": stop - first,
-            "offset": part.offset,
+            "offset": run.offset,
             "length": len(payload),
         } | changes
         header = Header(kind=Kind.DATA, attempt=self.attempt, payload_crc=frames.crc32c(payload), **fields)
@@ -311,7 +335,7 @@ class WirePeer:
         return payload
 
     def seal(self, tokens: int) -> None:
-        self.write(Kind.SEAL, greeting.pack(offer.seal_for(tokens, pieces_of(tokens))))
+        self.write(Kind.SEAL, greeting.pack(offer.seal_for(whole(tokens), pieces_of(tokens))))
 
     def read(self) -> Header:
         """Header of the next frame that says something; a refusal is raised as the ProtocolError it stands for."""
@@ -349,8 +373,14 @@ class WirePeer:
         return data
 
 
+def offered(tokens: int) -> tuple[offer.Offer, Pieces]:
+    """All of a sequence of so many tokens, in a span that begins where its pool does."""
+    span = (Window(0, tokens, 0, state=True),)
+    return offer.offer_for(LAYOUT, whole(tokens), chunk_ends(tokens, CHUNK_TOKENS), span, PIECE_BYTES)
+
+
 def pieces_of(tokens: int) -> Pieces:
-    return Pieces(LAYOUT.parts(tokens, chunk_ends(tokens, CHUNK_TOKENS)), PIECE_BYTES)
+    return offered(tokens)[1]
 
 
 def dial(pump: Pump, attempt: str, generation: int) -> WirePeer:

@@ -8,7 +8,7 @@ import sys
 import time
 
 from prfaas.ipc import Channel
-from prfaas.kvcache.layout import chunk_ends
+from prfaas.kvcache.layout import chunk_ends, whole
 from prfaas.transfer.pump import messages as m
 from tests.integration.kv_pumps import (
     CHUNK_TOKENS,
@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_refused_at_once(pair: list[Pump]) -> None:
     """R19: the whole request is reserved before its stream begins, or refused with the numbers."""
     pump, _ = pair
     tokens = POOL_BYTES // LAYOUT.bytes_per_token + 1
-    pump.tell(m.Reserve(attempt=attempt_id(), tokens=tokens, ttl_s=60, receive=True))
+    pump.tell(m.Reserve(attempt=attempt_id(), extent=whole(tokens), ttl_s=60, receive=True))
     refused = pump.await_event(m.Refused)
     assert refused.needed_bytes == LAYOUT.span_bytes(tokens) > refused.free_bytes == POOL_BYTES
 
@@ -133,7 +133,7 @@ def test_an_attempt_is_reserved_once(pair: list[Pump]) -> None:
     pump, _ = pair
     attempt = attempt_id()
     pump.reserve(attempt, 100, receive=False)
-    again = m.Reserve(attempt=attempt, tokens=100, ttl_s=60, receive=True)
+    again = m.Reserve(attempt=attempt, extent=whole(100), ttl_s=60, receive=True)
     pump.tell(again)
     pump.await_event(m.Refused, attempt)
     pump.release(attempt)

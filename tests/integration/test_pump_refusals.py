@@ -65,8 +65,8 @@ def test_the_wrong_namespace_is_refused_with_both_values() -> None:
 
 def test_the_wrong_wire_version_is_refused_with_both_values(pair: list[Pump]) -> None:
     _, target = pair
-    with pytest.raises(ProtocolError, match="wire: peer: ours 2-2, theirs 3-4"):
-        dial(target, attempt_id(), 1).hello(wire=(3, 4))
+    with pytest.raises(ProtocolError, match="wire: peer: ours 3-3, theirs 4-5"):
+        dial(target, attempt_id(), 1).hello(wire=(4, 5))
 
 
 def test_field_C3_a_restarted_peer_is_somebody_else(pair: list[Pump]) -> None:
@@ -496,7 +496,7 @@ def test_a_length_of_two_gigabytes_takes_no_memory(pair: list[Pump], kind: Kind)
         if kind is Kind.OFFER:
             peer.hello()
     resident = psutil.Process(target.process.pid).memory_info().rss
-    version = 1 if kind is Kind.HELLO else 2
+    version = 1 if kind is Kind.HELLO else frames.WIRE.newest
     fields = struct.pack(
         "<4sBBH16sIIIQIQI", frames.MAGIC, version, kind, 0, bytes.fromhex(attempt), 1, 0, 1, 0, 1 << 31, 0, 0
     )

@@ -17,6 +17,7 @@ def test_field_B1_nothing_wrong_is_delivered_in_a_storm(integrity: str) -> None:
         lines = {pump: Line(pump) for pump in both}
         storm = Storm(both, lines, random.Random(5))
         storm.run(400)
+        assert storm.seen["delivered in windows"] > 50, storm.seen
         assert storm.seen["delivered"] > 100 and storm.seen["lost: aborted"] > 50 and storm.seen["cuts"], storm.seen
         for line in lines.values():
             line.close()

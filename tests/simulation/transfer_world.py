@@ -1,7 +1,8 @@
 """Senders and receivers in virtual time, joined by lanes that delay, stall, tear frames and die, all from a seed.
 
-The pumps here are real in what counts: memory of a pool that is used again, spans read while a frame is written and
-written while one is read, lanes whose two ends learn of the end at different times or, half open, never.
+The pumps here are real in what counts: memory of a pool that is used again, read while a frame is written and written
+while one is read, often in many windows, and others at either end; lanes whose two ends learn of the end at different
+times or, half open, never.
 """
 
 import heapq
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from prfaas.kvcache.blocks import BlockPool
-from prfaas.kvcache.layout import KvLayout, TensorKind, TensorSpec, chunk_ends
+from prfaas.kvcache.layout import Extent, KvLayout, Part, TensorKind, TensorSpec, Window, chunk_ends, whole
 from prfaas.transfer import incoming, outgoing, receiver, sender
 from prfaas.transfer.attempts import Answer, Free, Hang, LaneId, Lost, Opened, Release, Tick
 from prfaas.transfer.frames import Cause, Header, Kind
@@ -92,9 +93,11 @@ class Story:
 
     source: "SendPump"
     target: "ReceivePump"
-    tokens: int
-    content: bytes = b""
-    generation: int = 0
+    extent: Extent
+    content: list[bytes]
+    #: Where the parts lie at each end.
+    here: tuple[Part, ...]
+    there: tuple[Part, ...]
     begun: bool = False
     sent: str | None = None
     received: str | None = None
@@ -151,36 +154,62 @@ class World:
         rng = self.rng
         source, target = rng.choice(self.senders), rng.choice(self.receivers)
         attempt = f"{next(self._ids):032x}"
-        tokens = rng.choice([0, 1, 7, 16, 40, 60])
-        ttl_s = 60.0 if orderly else rng.choice([1.0, 4.0, 20.0])
-        nbytes = LAYOUT.span_bytes(tokens)
-        there, here = target.pool.reserve(attempt, nbytes), source.pool.reserve(attempt, nbytes)
+        extent, ttl_s = self._extent(), 60.0 if orderly else rng.choice([1.0, 4.0, 20.0])
+        ends = tuple(end for end in chunk_ends(extent.stop, CHUNK_TOKENS) if end > extent.first)
+        here_rooms, there_rooms = self._rooms(extent, ends), self._rooms(extent, ends)
+        here = source.pool.reserve(attempt, _bytes_of(here_rooms))
+        there = target.pool.reserve(attempt, _bytes_of(there_rooms))
         if there is None or here is None:
             target.pool.free(attempt)
             source.pool.free(attempt)
             self.after(0.2, partial(self.transfer, orderly=orderly)) if orderly else None
             return
-        story = Story(source, target, tokens, rng.randbytes(nbytes), there.generation, must_arrive=orderly)
-        self.stories[attempt] = story
-        target.tell(Opened(attempt, tokens, there.generation, self.now + ttl_s * rng.choice([1.0, 0.5])))
-        source.tell(Opened(attempt, tokens, here.generation, self.now + ttl_s))
+        here_windows, there_windows = _windows(here_rooms, here.offset), _windows(there_rooms, there.offset)
+        parts = LAYOUT.extent_parts(extent, ends, here_windows)
+        self.stories[attempt] = Story(
+            source,
+            target,
+            extent,
+            [rng.randbytes(part.nbytes) for part in parts],
+            parts,
+            LAYOUT.extent_parts(extent, ends, there_windows),
+            must_arrive=orderly,
+        )
+        target.tell(Opened(attempt, extent, there_windows, there.generation, self.now + ttl_s * rng.choice([1.0, 0.5])))
+        source.tell(Opened(attempt, extent, here_windows, here.generation, self.now + ttl_s))
         to = outgoing.Destination(
             address=target.node, incarnation=target.incarnation, generation=there.generation, region=target.node
         )
-        ends = chunk_ends(tokens, CHUNK_TOKENS)
         self.after(rng.random() * 0.2, partial(self._begin, attempt, to, ends))
-        parts = LAYOUT.parts(tokens, ends)
         order = list(range(len(parts)))
         if rng.random() < 0.3:
             rng.shuffle(order)
         at = 0.0
         for index in order:
             at += rng.random() * rng.choice([0.0, 0.01, 0.2])
-            self.after(at, partial(source.compute, attempt, parts[index]))
+            self.after(at, partial(source.compute, attempt, index))
         if not orderly:
             for pump in (source, target):
                 if rng.random() < 0.15:
                     self.after(rng.random() * 2, partial(pump.tell, Release(attempt)))
+
+    def _extent(self) -> Extent:
+        """A sequence, the rest of one, or what a cache holds of it."""
+        tokens = self.rng.choice([0, 1, 7, 16, 40, 60])
+        first, states = self.rng.choice([0, 0, 16, 32]), self.rng.choice([(tokens,), (tokens,), (), (16, 32, 48)])
+        if first >= tokens:
+            return whole(tokens)
+        return Extent(first, tokens, tuple(at for at in states if first <= at <= tokens))
+
+    def _rooms(self, extent: Extent, ends: tuple[int, ...]) -> list[tuple[int, int, bool]]:
+        """(first, stop, state) of each window, in the order in which they lie: one if there can be, or as many as there
+        can be."""
+        if extent.states in ((), (extent.stop,)) and self.rng.random() < 0.5:
+            return [(extent.first, extent.stop, bool(extent.states))]
+        rooms = [(at, at, True) for at in extent.states]
+        rooms += [(first, stop, False) for first, stop in itertools.pairwise((extent.first, *ends))]
+        self.rng.shuffle(rooms)
+        return rooms
 
     def _begin(self, attempt: str, to: outgoing.Destination, ends: tuple[int, ...]) -> None:
         story = self.stories[attempt]
@@ -287,6 +316,16 @@ class World:
             pump.at_rest()
 
 
+def _bytes_of(rooms: list[tuple[int, int, bool]]) -> int:
+    return sum(LAYOUT.window_bytes(stop - first, state) for first, stop, state in rooms)
+
+
+def _windows(rooms: list[tuple[int, int, bool]], at: int) -> tuple[Window, ...]:
+    sizes = [LAYOUT.window_bytes(stop - first, state) for first, stop, state in rooms]
+    offsets = itertools.accumulate(sizes, initial=at)
+    return tuple(Window(first, stop, next(offsets), state) for first, stop, state in rooms)
+
+
 class SendPump:
     def __init__(self, world: World, node: str) -> None:
         self.world, self.node = world, node
@@ -308,14 +347,13 @@ class SendPump:
         self.tell(outgoing.Sampled(sample, self.world.now))
         self.tell(Tick(self.world.now))
 
-    def compute(self, attempt: str, part: object) -> None:
-        span = self.pool.span(attempt)
-        if self.retired or span is None:
+    def compute(self, attempt: str, index: int) -> None:
+        if self.retired or self.pool.span(attempt) is None:
             return
-        start = span.offset + part.offset
-        content = self.world.stories[attempt].content
-        self.memory[start : start + part.nbytes] = content[part.offset : part.offset + part.nbytes]
-        self.tell(outgoing.PartsReady(attempt, (part.index,), self.world.now))
+        story = self.world.stories[attempt]
+        part = story.here[index]
+        self.memory[part.offset : part.offset + part.nbytes] = story.content[index]
+        self.tell(outgoing.PartsReady(attempt, (index,), self.world.now))
 
     def perform(self, commands: Iterable[outgoing.Command]) -> None:
         world = self.world
@@ -336,7 +374,7 @@ class SendPump:
                     story = world.stories[attempt]
                     assert story.sent is None, "two outcomes"
                     assert story.received == "complete" or story.target.retired, "delivered and not received"
-                    assert nbytes == LAYOUT.size_bytes(story.tokens)
+                    assert nbytes == LAYOUT.extent_bytes(story.extent)
                     assert lost == story.unacked_lost, "lanes had something else when they were lost"
                     assert resent <= lost, "more was sent again than lanes had lost"
                     story.sent = "delivered"
@@ -408,8 +446,7 @@ class SendPump:
         assert span is not None, "what is sent was freed"
         frames = []
         for run in work.runs:
-            starts = ((span.offset + offset, nbytes) for offset, nbytes in run.places)
-            payload = b"".join(bytes(self.memory[start : start + nbytes]) for start, nbytes in starts)
+            payload = b"".join(bytes(self.memory[start : start + nbytes]) for start, nbytes in run.places)
             frames.append(Data(work.attempt, work.to.generation, run, payload, self.world.often(0.002)))
         return frames
 
@@ -522,25 +559,24 @@ class ReceivePump:
         story = self.world.stories[attempt]
         assert story.received is None, "two outcomes"
         story.received = "complete"
-        assert nbytes == LAYOUT.size_bytes(story.tokens)
-        assert self.machine.boundary(attempt) == story.tokens
-        for part in LAYOUT.parts(story.tokens, chunk_ends(story.tokens, CHUNK_TOKENS)):
+        assert nbytes == LAYOUT.extent_bytes(story.extent)
+        assert self.machine.boundary(attempt) == story.extent.stop
+        for part in story.there:
             self.same(attempt, part)
 
     def boundary(self, attempt: str) -> None:
         """What a lost attempt says can be used can be used."""
-        tokens = self.machine.boundary(attempt)
-        story = self.world.stories[attempt]
-        for part in LAYOUT.parts(story.tokens, chunk_ends(story.tokens, CHUNK_TOKENS)):
-            if part.stop <= tokens:
-                self.same(attempt, part)
+        tokens, story = self.machine.boundary(attempt), self.world.stories[attempt]
+        if tokens > story.extent.first:
+            self.world.count("kept in part" if tokens < story.extent.stop else "kept whole")
+            for part in story.there:
+                if part.stop <= tokens:
+                    self.same(attempt, part)
 
-    def same(self, attempt: str, part: object) -> None:
-        span = self.pool.span(attempt)
-        assert span is not None
-        have = bytes(self.memory[span.offset + part.offset : span.offset + part.offset + part.nbytes])
-        content = self.world.stories[attempt].content
-        assert have == content[part.offset : part.offset + part.nbytes], f"part {part.index} differs"
+    def same(self, attempt: str, part: Part) -> None:
+        assert self.pool.span(attempt) is not None
+        have = bytes(self.memory[part.offset : part.offset + part.nbytes])
+        assert have == self.world.stories[attempt].content[part.index], f"part {part.index} differs"
 
     def arrived(self, lane: Lane) -> None:
         while lane.there and lane.there[0][0] <= self.world.now + 1e-9 and not lane.half_open:
@@ -596,9 +632,9 @@ class ReceivePump:
         assert span is not None and span.generation == frame.generation, "written after it was freed"
         payload = frame.payload[:nbytes]
         for offset, length in place.places:
-            assert offset + length <= span.nbytes
+            assert span.offset <= offset and offset + length <= span.offset + span.nbytes
             now, payload = payload[:length], payload[length:]
-            self.memory[span.offset + offset : span.offset + offset + len(now)] = now
+            self.memory[offset : offset + len(now)] = now
 
     def filled(self, lane: Lane, reading: tuple[Data, incoming.Place]) -> None:
         if self.retired or lane.listener_gone or lane.stuck or lane.reading is not reading:

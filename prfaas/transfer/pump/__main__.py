@@ -18,7 +18,7 @@ from prfaas.errors import ConfigError
 from prfaas.ipc import Channel
 from prfaas.process import die_with_parent, leave_signals_to_the_node
 from prfaas.transfer import receiver, sender
-from prfaas.transfer.pieces import MAX_PLACES
+from prfaas.transfer.pieces import PIECE_BYTES
 from prfaas.transfer.pump import messages
 from prfaas.transfer.pump.control import Control
 from prfaas.transfer.pump.inbound import accept_for_ever
@@ -84,8 +84,8 @@ def _plane(start: messages.Start, memory: memoryview) -> Plane:
                 least_lanes=start.min_lanes,
                 most_lanes=start.max_lanes,
                 total_lanes=MAX_LANES,
-                # A cipher takes a payload from one place to one place.
-                places=1 if start.integrity == "aes-gcm" else MAX_PLACES,
+                # A cipher takes a payload from one place to one place: to bring more together only pays for small ones.
+                apart_bytes=PIECE_BYTES if start.integrity == "aes-gcm" else None,
                 idle_s=start.lane_idle_s,
             ),
             numbers,

@@ -10,7 +10,8 @@ from functools import partial
 from typing import assert_never
 
 from prfaas.ipc import Channel
-from prfaas.kvcache.blocks import BlockPool
+from prfaas.kvcache.blocks import GENERATIONS, BlockPool
+from prfaas.kvcache.layout import Window
 from prfaas.transfer import incoming, outgoing
 from prfaas.transfer.attempts import Answer, Free, Hang, Lost, Opened, Release, Tick
 from prfaas.transfer.frames import Cause
@@ -34,6 +35,8 @@ class Control:
         self._plane, self._node = plane, node
         self._blocks = BlockPool(plane.start.pool_bytes)
         self._lines = Lines(plane)
+        #: Counts what was brought.
+        self._generation = 0
         self._report_at = self._sample_at = 0.0
 
     def run(self) -> None:
@@ -65,6 +68,8 @@ class Control:
         match command:
             case messages.Reserve():
                 self._reserve(command, now)
+            case messages.Bring():
+                self._bring(command, now)
             case messages.Send():
                 self._send(command, now)
             case messages.PartsReady():
@@ -108,8 +113,8 @@ class Control:
                 )
                 self._node.send(lost)
             case Free():
+                self._plane.held.discard(command.attempt)
                 self._blocks.free(command.attempt)
-                del self._plane.spans[command.attempt]
                 self._plane.back_keys.pop(command.attempt, None)
                 self._report_soon()
             case Answer():
@@ -136,19 +141,60 @@ class Control:
                 assert_never(command)
 
     def _reserve(self, command: messages.Reserve, now: float) -> None:
-        """An id that was used before is refused like a request that does not fit: a late frame must never find it
-        open."""
-        attempt, machines = command.attempt, (self._plane.sender, self._plane.receiver)
-        used = any(attempt in machine or machine.was_closed(attempt) for machine in machines)
-        needed_bytes = self._plane.start.layout.span_bytes(command.tokens)
-        span = None if used else self._blocks.reserve(attempt, needed_bytes)
-        if span is None:
-            free_bytes = self._blocks.free_bytes
-            self._node.send(messages.Refused(attempt=attempt, needed_bytes=needed_bytes, free_bytes=free_bytes))
+        attempt, extent, layout = command.attempt, command.extent, self._plane.start.layout
+        rows, state = extent.stop - extent.first, bool(extent.states)
+        try:
+            layout.check_holds(extent, (Window(extent.first, extent.stop, 0, state),))
+        except ValueError as error:
+            self._refuse(attempt, 0, str(error))
             return
-        self._plane.spans[attempt] = self._plane.memory[span.offset : span.offset + span.nbytes]
+        needed_bytes = layout.window_bytes(rows, state)
+        span = None if self._was_used(attempt) else self._blocks.reserve(attempt, needed_bytes)
+        if span is None:
+            self._refuse(attempt, needed_bytes)
+            return
+        windows = (Window(extent.first, extent.stop, span.offset, state),)
+        self._open(command, windows, (span.offset, span.nbytes), span.generation, now)
+
+    def _bring(self, command: messages.Bring, now: float) -> None:
+        attempt, extent, windows, start = command.attempt, command.extent, command.windows, self._plane.start
+        nbytes = start.layout.extent_bytes(extent)
+        try:
+            start.layout.check_holds(extent, windows)
+            start.layout.check_windows(windows, start.pool_bytes)
+        except ValueError as error:
+            self._refuse(attempt, nbytes, str(error))
+            return
+        if self._was_used(attempt):
+            self._refuse(attempt, nbytes)
+            return
+        self._generation = self._generation % GENERATIONS + 1
+        self._open(command, windows, (-1, nbytes), self._generation, now)
+
+    def _was_used(self, attempt: str) -> bool:
+        """Such an id is refused like a request that does not fit: a late frame must never find it open."""
+        machines = (self._plane.sender, self._plane.receiver)
+        return any(attempt in machine or machine.was_closed(attempt) for machine in machines)
+
+    def _refuse(self, attempt: str, needed_bytes: int, wrong: str = "") -> None:
+        free_bytes = self._blocks.free_bytes
+        self._node.send(
+            messages.Refused(attempt=attempt, needed_bytes=needed_bytes, free_bytes=free_bytes, wrong=wrong)
+        )
+
+    def _open(
+        self,
+        command: messages.Reserve | messages.Bring,
+        windows: tuple[Window, ...],
+        span: tuple[int, int],
+        generation: int,
+        now: float,
+    ) -> None:
+        """The attempt's memory is there; `span` is what the node is told of it."""
+        attempt, offset, nbytes = command.attempt, *span
+        self._plane.held.add(attempt)
         expires_at = now + command.ttl_s
-        opened = Opened(attempt, command.tokens, span.generation, expires_at)
+        opened = Opened(attempt, command.extent, windows, generation, expires_at)
         ticket, keys = b"", Keys(to_receiver=b"", to_sender=b"")
         if command.receive:
             self._plane.tell_receiver(opened)
@@ -158,16 +204,16 @@ class Control:
                 attempt=attempt,
                 source=command.source,
                 incarnation=self._plane.start.incarnation,
-                nbytes=needed_bytes,
+                nbytes=self._plane.start.layout.extent_bytes(command.extent),
                 expires_at=expires_at,
             )
         else:
             self._plane.tell_sender(opened)
         reserved = messages.Reserved(
             attempt=attempt,
-            span=span.offset,
-            nbytes=span.nbytes,
-            generation=span.generation,
+            span=offset,
+            nbytes=nbytes,
+            generation=generation,
             ticket=ticket,
             key_out=keys.to_receiver,
             key_back=keys.to_sender,
@@ -180,7 +226,7 @@ class Control:
             self._node.send(messages.TransferLost(attempt=command.attempt, cause=Cause.TICKET.value, detail=wrong))
             return
         keys = None
-        if self._plane.sealing and command.attempt in self._plane.spans:
+        if self._plane.sealing and command.attempt in self._plane.held:
             keys = Keys(to_receiver=command.key_out, to_sender=command.key_back)
             self._plane.back_keys[command.attempt] = command.key_back
         to = outgoing.Destination(
@@ -198,6 +244,7 @@ class Control:
                 to=to,
                 chunk_ends=command.chunk_ends,
                 now=now,
+                extent=command.extent,
                 urgency=outgoing.Urgency(command.urgency),
                 tenant=command.tenant,
                 weight=command.weight,

@@ -32,7 +32,7 @@ from prfaas.transfer.offer import Offer, Seal
 from prfaas.transfer.pump.lane import Lane
 from prfaas.transfer.pump.plane import MAX_LANES, Plane
 from prfaas.transfer.pump.sockets import tune
-from prfaas.transfer.pump.talk import Talk
+from prfaas.transfer.pump.talk import Talk, spread
 from prfaas.transfer.replies import Progress, Total
 from prfaas.transfer.tickets import TICKET_BYTES, verify
 
@@ -200,14 +200,13 @@ class Incoming:
                 self._unanswered_bytes += LEAST_BYTES
             case Place():
                 self._lane.proven = True
-                memory = self._plane.spans[claimed.attempt]
+                memory = self._plane.memory
                 places = [memory[offset : offset + nbytes] for offset, nbytes in claimed.places]
                 try:
                     if opened is None:
                         self._talk.land(header, self._key(header), places)
                     else:
-                        (place,) = places
-                        place[:] = opened
+                        spread(opened, places)
                         self._is_peers = True
                 except ProtocolError as error:
                     self._plane.missed(self._lane.id, error, time.monotonic())
@@ -222,7 +221,7 @@ class Incoming:
         """The payload of a sealed frame on a lane that anybody may have made. Of an attempt that is not known nothing
         is wanted, whoever sends it."""
         key = self._key(header)
-        if key is None or self._is_peers or header.attempt not in self._plane.spans:
+        if key is None or self._is_peers or header.attempt not in self._plane.held:
             return None
         return self._talk.unsealed(header, key)
 
@@ -237,8 +236,8 @@ class Incoming:
             return
         offer = unpack(self._talk.payload(header, self._key(header), ticket), Offer)
         self._is_peers = True
-        if self._plane.start.layout.span_bytes(offer.tokens) != nbytes:
-            self._refuse_offer(header.attempt, f"for {nbytes} bytes, not {offer.tokens} tokens")
+        if (offered_bytes := self._plane.start.layout.extent_bytes(offer.extent)) != nbytes:
+            self._refuse_offer(header.attempt, f"for {nbytes} bytes, not {offered_bytes}")
             return
         self._lane.proven = True
         event = OfferArrived(self._lane.id, header.attempt, header.generation, offer, self._lane.heard_at)

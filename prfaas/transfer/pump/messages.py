@@ -1,15 +1,15 @@
 """Messages between a node and its pump process: msgpack, one length-prefixed frame each, over a Unix socket.
 
-An attempt has at most one span in one pump. Every Reserve is answered by Reserved or Refused; every Receive ends in
-Received or TransferLost; every Send ends in Sent or TransferLost; Release is idempotent, ends whatever the attempt was
-doing, and is answered by Released once no thread of the pump can touch the span any more.
+An attempt has memory in one pump at most once. Every Reserve or Bring is answered by Reserved or Refused, and with
+`receive` ends in Received or TransferLost; every Send ends in Sent or TransferLost; Release is idempotent, ends
+whatever the attempt was doing, and is answered by Released once no thread of the pump can touch its memory any more.
 """
 
 from typing import Any, Literal
 
 import msgspec
 
-from prfaas.kvcache.layout import KvLayout
+from prfaas.kvcache.layout import Extent, KvLayout, Window
 
 Integrity = Literal["crc32c", "aes-gcm"]
 
@@ -52,26 +52,42 @@ class Start(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Reserve(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Take a span for `tokens` tokens. With `receive` set it accepts one incoming transfer, from the node `source`. It
-    is taken back after `ttl_s` unless it was released before."""
+    """Take a span for the extent, laid out as one window; its only states are those at its end, if any. With `receive`
+    set it accepts one incoming transfer, of exactly this extent, from the node `source`. It is taken back after `ttl_s`
+    unless it was released before."""
 
     attempt: str
-    tokens: int
+    extent: Extent
+    ttl_s: float
+    receive: bool
+    source: str = ""
+
+
+class Bring(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Use memory that is the node's own, be it that the node keeps the pool's books itself or that it has reserved the
+    memory before: the extent lies in these windows of the pool. Otherwise as Reserve. After `ttl_s` the transfer is
+    over; that nothing touches the windows any more is only known from Released."""
+
+    attempt: str
+    extent: Extent
+    windows: tuple[Window, ...]
     ttl_s: float
     receive: bool
     source: str = ""
 
 
 class Send(_Secretive, frozen=True, tag=True, kw_only=True):
-    """Offer the parts of this attempt's span to the destination; parts follow as they become ready. What is sent is
-    counted by `region`. `ticket` and the keys are those of the receiver's Reserved: `key_out` seals what goes there,
-    `key_back` what comes back. Tenants share the lines to a peer by `weight`."""
+    """Offer the parts of `extent` to the destination, or of all that this attempt's memory holds; parts, numbered as
+    the layout numbers those of the extent sent, follow as they become ready. No chunk may lie in two windows. What is
+    sent is counted by `region`. `ticket` and the keys are those of the receiver's Reserved: `key_out` seals what goes
+    there, `key_back` what comes back. Tenants share the lines to a peer by `weight`."""
 
     attempt: str
     address: str
     peer_incarnation: int
     generation: int
     chunk_ends: tuple[int, ...]
+    extent: Extent | None = None
     region: str = ""
     ticket: bytes = b""
     key_out: bytes = b""
@@ -87,7 +103,7 @@ class PartsReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Take no more of an incoming transfer. It ends in TransferLost unless it has ended before; the span stays."""
+    """Take no more of an incoming transfer. It ends in TransferLost unless it has ended before; its memory stays."""
 
     attempt: str
 
@@ -110,7 +126,7 @@ class Allow(msgspec.Struct, frozen=True, tag=True):
     bytes_per_s: float | None
 
 
-Command = Start | Reserve | Send | PartsReady | Stop | Release | Probe | Allow
+Command = Start | Reserve | Bring | Send | PartsReady | Stop | Release | Probe | Allow
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
@@ -126,8 +142,8 @@ class CannotListen(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reserved(_Secretive, frozen=True, tag=True, kw_only=True):
-    """With `receive`: the `ticket` that lets the source send, and the attempt's keys as the source's Send takes
-    them."""
+    """`span` and `nbytes`: where in the pool the memory lies; of a Bring -1, and what the extent's transfer carries.
+    With `receive`: the `ticket` that lets the source send, and the attempt's keys as the source's Send takes them."""
 
     attempt: str
     span: int
@@ -139,9 +155,12 @@ class Reserved(_Secretive, frozen=True, tag=True, kw_only=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """There is no room; or the request makes no sense, and `wrong` says why."""
+
     attempt: str
     needed_bytes: int
     free_bytes: int
+    wrong: str = ""
 
 
 class Sent(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -164,8 +183,9 @@ class Received(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class TransferLost(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """`cause` is one word of `prfaas.transfer.frames.Cause`; the span stays until it is released. Of a Reserve with
-    `receive`: the first `boundary_tokens` tokens of it have arrived, were checked, and are touched no more."""
+    """`cause` is one word of `prfaas.transfer.frames.Cause`; its memory stays until it is released. With
+    `receive`: rows of the extent up to `boundary_tokens` have arrived, were checked, and are touched no more; of an
+    extent with states nothing is good before all is."""
 
     attempt: str
     cause: str

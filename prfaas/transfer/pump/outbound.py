@@ -108,8 +108,7 @@ class Outgoing:
         match work:
             case DataWork():
                 began = time.monotonic()
-                memory = self._plane.spans[work.attempt]
-                self._talk.put_data(work.attempt, to.generation, self._key(to), work.runs, memory)
+                self._talk.put_data(work.attempt, to.generation, self._key(to), work.runs, self._plane.memory)
                 self._adapt(work.nbytes, time.monotonic() - began)
             case OfferWork():
                 self._put(Kind.OFFER, work.attempt, to, pack(work.offer), front=to.ticket)

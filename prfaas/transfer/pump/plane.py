@@ -33,8 +33,9 @@ Notice = Command | Probed
 
 @dataclass(slots=True)
 class Plane:
-    """`numbers` names lanes of either direction, those of the Sender too: no two have the same. `spans`: the memory of
-    each attempt that is open. `back_keys`: what opens the answers to those that we send."""
+    """`numbers` names lanes of either direction, those of the Sender too: no two have the same. `memory`: the pool.
+    `held`: attempts that have windows of it, and only these may be touched. `back_keys`: what opens the answers to
+    those that we send."""
 
     start: Start
     memory: memoryview
@@ -46,7 +47,7 @@ class Plane:
     inbound: dict[LaneId, Lane] = field(default_factory=dict)
     outbound: dict[LaneId, Lane] = field(default_factory=dict)
     probes: dict[LaneId, Lane] = field(default_factory=dict)
-    spans: dict[str, memoryview] = field(default_factory=dict)
+    held: set[str] = field(default_factory=set)
     back_keys: dict[str, bytes] = field(default_factory=dict, repr=False)
     _sending: threading.Lock = field(default_factory=threading.Lock)
     _receiving: threading.Lock = field(default_factory=threading.Lock)

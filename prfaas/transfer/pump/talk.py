@@ -2,7 +2,7 @@
 
 Nothing is read before its length was checked, and memory beyond a small scratch is only taken for a frame of an attempt
 that was asked for. Payloads of DATA go from the pool to the socket and from the socket to the pool; only a cipher's
-output lies in between.
+output lies in between, and what it takes or makes in one piece that lies in several.
 """
 
 import time
@@ -49,7 +49,7 @@ class Talk:
         self._sealer, self._opener = Sealer(0, 0), Opener(0, 0)
         self._head = memoryview(bytearray(HEADER_BYTES))
         self._scratch = memoryview(bytearray(CONTROL_BYTES + TAG_BYTES))
-        self._sealed = memoryview(b"")
+        self._sealed, self._plain = memoryview(b""), memoryview(b"")
 
     def rest(self, silence_s: float, keepalive_s: float) -> None:
         """There is nothing to do. A keepalive tells silence from a broken line, to both ends; and when one is due,
@@ -59,7 +59,7 @@ class Talk:
         if now >= silence_ends:
             raise ProtocolError(Cause.NO_PROGRESS, f"nothing heard for {silence_s:g} s")
         if now >= speak_at:
-            self._sealed = memoryview(b"")
+            self._sealed, self._plain = memoryview(b""), memoryview(b"")
             self.put(Kind.KEEPALIVE)
         else:
             self._lane.sleep(min(silence_ends, speak_at) - now)
@@ -108,9 +108,12 @@ class Talk:
         """The payload of a DATA frame, to its places."""
         if header.sealed:
             assert key is not None
-            sealed, (place,) = self._room(header.wire_bytes), places
+            sealed = self._room(header.wire_bytes)
             self._lane.read(sealed)
-            self._opener.open(key, header, self._head, sealed, place)
+            plain = places[0] if len(places) == 1 else self._between(header.length)
+            self._opener.open(key, header, self._head, sealed, plain)
+            if len(places) > 1:
+                spread(plain, places)
         else:
             crc = 0
             for batch in _batches(places):
@@ -169,7 +172,7 @@ class Talk:
     def put_data(
         self, attempt: str, generation: int, key: bytes | None, runs: Sequence[Run], memory: memoryview
     ) -> None:
-        """A DATA frame for each run of the span in `memory`."""
+        """A DATA frame for each run of what lies in `memory`."""
         for at in range(0, len(runs), MAX_RUNS):
             self._put_runs(attempt, generation, key, runs[at : at + MAX_RUNS], memory)
 
@@ -205,8 +208,7 @@ class Talk:
                 buffers += (encode(header), *places)
             else:
                 sealed, room = room[: run.nbytes + TAG_BYTES], room[run.nbytes + TAG_BYTES :]
-                (place,) = places
-                buffers += (self._sealer.seal(key, header, place, sealed), sealed)
+                buffers += (self._sealer.seal(key, header, self._together(places), sealed), sealed)
         self._lane.write(buffers)
 
     def _header(self) -> Header:
@@ -223,6 +225,30 @@ class Talk:
         if len(self._sealed) < nbytes:
             self._sealed = memoryview(bytearray(nbytes))
         return self._sealed[:nbytes]
+
+    def _between(self, nbytes: int) -> memoryview:
+        """For plain payloads that do not lie together."""
+        if len(self._plain) < nbytes:
+            self._plain = memoryview(bytearray(nbytes))
+        return self._plain[:nbytes]
+
+    def _together(self, places: Sequence[memoryview]) -> memoryview:
+        """What is in the places, in one."""
+        if len(places) == 1:
+            return places[0]
+        plain, at = self._between(sum(len(place) for place in places)), 0
+        for place in places:
+            plain[at : at + len(place)] = place
+            at += len(place)
+        return plain
+
+
+def spread(plain: memoryview, places: Sequence[memoryview]) -> None:
+    """A payload to its places."""
+    at = 0
+    for place in places:
+        place[:] = plain[at : at + len(place)]
+        at += len(place)
 
 
 def _batches(places: list[memoryview]) -> Iterator[list[memoryview]]:

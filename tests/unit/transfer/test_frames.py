@@ -14,6 +14,7 @@ from prfaas.transfer.frames import (
     OF_ATTEMPT,
     SEALED_BYTES,
     TAG_BYTES,
+    WIRE,
     Cause,
     Header,
     Kind,
@@ -45,7 +46,7 @@ def headers(draw: st.DrawFn) -> Header:
         counter=draw(st.integers(0, (1 << 64) - 1)),
         payload_crc=0 if sealed else draw(st.integers(0, (1 << 32) - 1)),
         sealed=sealed,
-        version=1 if kind in GREETINGS else 2,
+        version=1 if kind in GREETINGS else WIRE.newest,
     )
 
 
@@ -76,15 +77,15 @@ def test_noise_is_refused(noise: bytes):
 def test_a_length_that_no_frame_has_is_refused(kind: Kind, length: int):
     """Even when everything else about the header is right."""
     with pytest.raises(ProtocolError, match=str(length)):
-        decode(forged(kind=kind, length=length, version=1 if kind in GREETINGS else 2))
+        decode(forged(kind=kind, length=length, version=1 if kind in GREETINGS else WIRE.newest))
 
 
 def test_kinds_and_versions_that_we_do_not_know_are_refused():
     with pytest.raises(ProtocolError) as caught:
-        decode(forged(kind=77, version=2))
+        decode(forged(kind=77, version=WIRE.newest))
     assert caught.value.cause is Cause.MALFORMED
-    for kind, version in ((Kind.HELLO, 3), (Kind.DATA, 1), (Kind.DATA, 3)):
-        with pytest.raises(ProtocolError, match=f"ours 2-2, theirs {version}") as caught:
+    for kind, version in ((Kind.HELLO, 4), (Kind.DATA, 2), (Kind.DATA, 4)):
+        with pytest.raises(ProtocolError, match=f"ours 3-3, theirs {version}") as caught:
             decode(forged(kind=kind, version=version))
         assert caught.value.cause is Cause.WIRE
 
@@ -95,7 +96,7 @@ def test_kinds_and_versions_that_we_do_not_know_are_refused():
 def test_flags_that_mean_nothing_are_refused(kind: Kind, flags: int):
     """A greeting is never sealed; and what a flag says that we do not know cannot be ignored."""
     with pytest.raises(ProtocolError, match="flags"):
-        decode(forged(kind=kind, flags=flags, version=1 if kind in GREETINGS else 2))
+        decode(forged(kind=kind, flags=flags, version=1 if kind in GREETINGS else WIRE.newest))
 
 
 def test_a_sealed_payload_is_longer_by_its_tag():
@@ -105,10 +106,10 @@ def test_a_sealed_payload_is_longer_by_its_tag():
 
 def test_a_sealed_frame_is_no_longer_than_what_a_lane_holds_of_it():
     """Both ends of every lane keep the ciphertext of one frame: that is bounded apart."""
-    assert decode(forged(kind=Kind.DATA, flags=1, length=SEALED_BYTES, version=2)).length == SEALED_BYTES
+    assert decode(forged(kind=Kind.DATA, flags=1, length=SEALED_BYTES, version=WIRE.newest)).length == SEALED_BYTES
     with pytest.raises(ProtocolError, match=f"limit {SEALED_BYTES}"):
-        decode(forged(kind=Kind.DATA, flags=1, length=SEALED_BYTES + 1, version=2))
-    assert decode(forged(kind=Kind.DATA, length=SEALED_BYTES + 1, version=2)).length == SEALED_BYTES + 1
+        decode(forged(kind=Kind.DATA, flags=1, length=SEALED_BYTES + 1, version=WIRE.newest))
+    assert decode(forged(kind=Kind.DATA, length=SEALED_BYTES + 1, version=WIRE.newest)).length == SEALED_BYTES + 1
 
 
 def test_a_payload_is_the_one_its_header_was_made_for():

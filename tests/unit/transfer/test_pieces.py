@@ -21,16 +21,20 @@ def test_the_last_piece_of_a_part_is_what_is_left():
 
 def test_field_F4_a_run_takes_what_lies_together_and_no_more():
     """Consecutive pieces are one frame, also of several parts; it says nowhere where those lie. What lies together is
-    one place, and a frame has no more places than one call can take."""
+    one place. A frame has no more parts than one call can take, wherever these lie at either end."""
     pieces = Pieces(parts(250, 100, 900, 30), piece_bytes=100)
     run = pieces.run(0, 6)
     assert (run.first, run.count, run.offset, run.nbytes) == (0, 6, 0, 550)
     assert run.places == ((0, 250), (1000, 100), (2000, 200))
-    assert pieces.run(2, 14, places=2) == pieces.run(2, 4)
-    assert pieces.run(2, 14, places=3) == pieces.run(2, 13)
+    assert pieces.run(2, 14, parts=2) == pieces.run(2, 4)
+    assert pieces.run(2, 14, parts=3) == pieces.run(2, 13)
+    assert pieces.run(2, 14, apart_bytes=150) == pieces.run(2, 4)
+    assert pieces.run(2, 14, apart_bytes=151) == pieces.run(2, 13)
     assert pieces.run(2, 14).places == ((200, 50), (1000, 100), (2000, 900), (3000, 30))
     together = Pieces(parts(1000, 1000, 500), piece_bytes=100)
-    assert together.run(5, 22, places=1).places == ((500, 1700),)
+    assert together.run(5, 22).places == ((500, 1700),)
+    assert together.run(5, 22, apart_bytes=1) == together.run(5, 22)
+    assert together.run(5, 22, parts=2) == together.run(5, 20)
 
 
 def test_a_frame_takes_as_many_pieces_as_it_has_room_for():
@@ -53,7 +57,8 @@ def test_a_frame_takes_as_many_pieces_as_it_has_room_for():
 def test_an_empty_part_has_no_pieces():
     pieces = Pieces(parts(0, 100, 0, 0, 50), piece_bytes=100)
     assert pieces.count == 2 and pieces.of_part(0) == (0, 0) and pieces.of_part(4) == (1, 2)
-    assert pieces.run(1, 2).offset == 4000
+    assert pieces.run(0, 2, parts=2).places == ((1000, 100), (4000, 50))
+    assert pieces.run(0, 2, parts=1) == pieces.run(0, 1)
 
 
 @given(st.lists(st.integers(0, 500), max_size=12), st.data())

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from prfaas.kvcache.layout import KvLayout, TensorKind, TensorSpec
+from prfaas.kvcache.layout import KvLayout, TensorKind, TensorSpec, Window, whole
 from prfaas.transfer.attempts import Answer, Free, Hang, LaneId, Lost, Opened, Phase, Release, Tick
 from prfaas.transfer.frames import Cause, Header, Kind, ProtocolError
 from prfaas.transfer.incoming import (
@@ -38,9 +38,10 @@ LAYOUT = KvLayout(
 )
 TOKENS_ONLY = KvLayout(layers=LAYOUT.layers[1:])
 TOKENS, ENDS, PIECE = 20, (8, 16, 20), 64
+WHOLE, PLACE = whole(TOKENS), (Window(0, TOKENS, 0, True),)
 #: Parts: keys 0:8, keys 8:16 (two pieces each), state, keys 16:20 (a piece each).
-OFFER, PIECES = offer_for(LAYOUT, TOKENS, ENDS, PIECE)
-SEAL = seal_for(TOKENS, PIECES)
+OFFER, PIECES = offer_for(LAYOUT, WHOLE, ENDS, PLACE, PIECE)
+SEAL = seal_for(WHOLE, PIECES)
 TOTAL = LAYOUT.size_bytes(TOKENS)
 A, L1, L2, RIVAL = "a" * 32, LaneId(1), LaneId(2), LaneId(9)
 PARAMS = Params(window_bytes=1 << 20, no_progress_s=5.0, abort_grace_s=1.0, piece_bytes=PIECE, tombstones=100)
@@ -48,7 +49,7 @@ PARAMS = Params(window_bytes=1 << 20, no_progress_s=5.0, abort_grace_s=1.0, piec
 
 def opened(layout: KvLayout = LAYOUT, params: Params = PARAMS) -> Receiver:
     receiver = Receiver(layout, params)
-    receiver.handle(Opened(A, TOKENS, generation=5, expires_at=100.0))
+    receiver.handle(Opened(A, WHOLE, PLACE, generation=5, expires_at=100.0))
     for lane, peer in ((L1, "p0"), (L2, "p0"), (RIVAL, "p1")):
         receiver.handle(Greeted(lane, peer, 0.0))
     return receiver
@@ -112,11 +113,11 @@ def test_a_transfer_is_complete_when_all_is_there_and_sealed():
 
 def test_an_empty_transfer_is_complete_with_its_seal():
     receiver = Receiver(LAYOUT, PARAMS)
-    receiver.handle(Opened(A, 0, 5, 10.0))
+    receiver.handle(Opened(A, whole(0), (), 5, 10.0))
     receiver.handle(Greeted(L1, "p0", 0.0))
-    empty, pieces = offer_for(LAYOUT, 0, (), PIECE)
+    empty, pieces = offer_for(LAYOUT, whole(0), (), (), PIECE)
     offer(receiver, offer=empty)
-    assert only(seal(receiver, seal=seal_for(0, pieces)), Complete) == [Complete(A, 0)]
+    assert only(seal(receiver, seal=seal_for(whole(0), pieces)), Complete) == [Complete(A, 0)]
 
 
 @pytest.mark.parametrize("missing", range(4))
@@ -139,7 +140,7 @@ def test_field_B5_a_seal_that_differs_in_anything_is_refused(field: str):
 
 def test_field_B7_an_offer_without_a_state_ends_the_attempt():
     receiver = opened()
-    short = Offer(tokens=TOKENS, chunk_ends=ENDS, piece_bytes=PIECE, groups=OFFER.groups[1:])
+    short = Offer(extent=WHOLE, chunk_ends=ENDS, piece_bytes=PIECE, groups=OFFER.groups[1:])
     (lost,) = only(offer(receiver, offer=short), Lost)
     assert lost.cause is Cause.OFFER_MISMATCH and "conv_state" in lost.detail
     assert receiver.refused == {Cause.OFFER_MISMATCH: 1}
@@ -217,7 +218,7 @@ def test_field_J1_two_attempts_never_meet():
     """The same pieces of two attempts of one peer have nothing to do with each other."""
     receiver = streaming()
     other = "b" * 32
-    receiver.handle(Opened(other, TOKENS, 6, 100.0))
+    receiver.handle(Opened(other, WHOLE, PLACE, 6, 100.0))
     receiver.handle(OfferArrived(L1, other, 6, OFFER, 0.0))
     land(receiver, 0, 2)
     assert receiver.claim(L2, data(0, 2, attempt=other, generation=6), 0.0) == Place(other, PIECES.run(0, 2).places)
@@ -425,7 +426,7 @@ def test_tombstones_are_bounded():
     receiver = Receiver(LAYOUT, Params(tombstones=2))
     ids = [f"{number:032x}" for number in range(4)]
     for attempt in ids:
-        receiver.handle(Opened(attempt, TOKENS, 1, 1.0))
+        receiver.handle(Opened(attempt, WHOLE, PLACE, 1, 1.0))
         receiver.handle(Release(attempt))
         receiver.check()
     assert [receiver.was_closed(attempt) for attempt in ids] == [False, False, True, True]
@@ -435,7 +436,7 @@ def test_tombstones_are_bounded():
 def test_a_verified_boundary_is_the_end_of_the_chunks_that_are_whole(frames: list[tuple[int, int]], tokens: int):
     """So much of a lost transfer need not be computed again."""
     receiver = opened(TOKENS_ONLY)
-    plain, pieces = offer_for(TOKENS_ONLY, TOKENS, ENDS, PIECE)
+    plain, pieces = offer_for(TOKENS_ONLY, WHOLE, ENDS, PLACE, PIECE)
     offer(receiver, offer=plain)
     for first, stop in frames:
         assert isinstance(receiver.claim(L1, data(first, stop, pieces), 0.0), Place)
@@ -444,10 +445,32 @@ def test_a_verified_boundary_is_the_end_of_the_chunks_that_are_whole(frames: lis
     assert receiver.boundary(A) == tokens
 
 
+def test_pieces_go_to_the_windows_that_were_given():
+    """The frame says which pieces it carries; where they belong is known here alone."""
+    windows = (Window(0, 8, 5000), Window(8, 16, 1000), Window(16, 20, 3000), Window(20, 20, 200, state=True))
+    receiver = Receiver(LAYOUT, PARAMS)
+    receiver.handle(Opened(A, WHOLE, windows, 5, 100.0))
+    receiver.handle(Greeted(L1, "p0", 0.0))
+    offer(receiver)
+    assert receiver.claim(L1, data(1, 5), 0.0) == Place(A, ((5064, 64), (1000, 128), (200, 30)))
+    receiver.landed(L1, 0.0)
+    assert receiver.claim(L1, data(5, 6), 0.0) == Place(A, ((3000, 64),))
+
+
+def test_an_offer_whose_chunks_do_not_fit_the_windows_ends_the_attempt():
+    """Nothing of it is ever written."""
+    receiver = Receiver(LAYOUT, PARAMS)
+    receiver.handle(Opened(A, WHOLE, (Window(0, 12, 0), Window(12, 20, 4096, state=True)), 5, 100.0))
+    receiver.handle(Greeted(L1, "p0", 0.0))
+    (lost,) = only(offer(receiver), Lost)
+    assert lost.cause is Cause.OFFER_MISMATCH and "8:16" in lost.detail
+    assert receiver.claim(L1, data(0, 1), 0.0) == Discard(Cause.CLOSED_ATTEMPT)
+
+
 def test_a_transfer_that_is_stopped_keeps_what_has_come():
     """Nothing is added from then on, the sender is told, and the span stays until it is released."""
     receiver = opened(TOKENS_ONLY)
-    plain, pieces = offer_for(TOKENS_ONLY, TOKENS, ENDS, PIECE)
+    plain, pieces = offer_for(TOKENS_ONLY, WHOLE, ENDS, PLACE, PIECE)
     offer(receiver, offer=plain)
     for first, stop in ((0, 2), (2, 4)):
         assert isinstance(receiver.claim(L1, data(first, stop, pieces), 0.0), Place)
@@ -534,7 +557,7 @@ class ReceiverMachine(RuleBasedStateMachine):
         attempt = f"{self.count:032x}"
         self.open.append(attempt)
         self.applied[attempt] = set()
-        self.do(self.receiver.handle(Opened(attempt, TOKENS, self.count, self.now + ttl)))
+        self.do(self.receiver.handle(Opened(attempt, WHOLE, PLACE, self.count, self.now + ttl)))
 
     @rule()
     def greet(self):

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from prfaas.kvcache.layout import KvLayout, TensorKind, TensorSpec
+from prfaas.kvcache.layout import Extent, KvLayout, TensorKind, TensorSpec, Window, whole
 from prfaas.transfer.attempts import Answer, Free, Hang, LaneId, Lost, Opened, Phase, Release, Tick
 from prfaas.transfer.frames import Cause
 from prfaas.transfer.offer import offer_for, seal_for
@@ -42,8 +42,9 @@ LAYOUT = KvLayout(
     )
 )
 TOKENS, ENDS, PIECE = 20, (8, 16, 20), 64
+WHOLE, PLACE = whole(TOKENS), (Window(0, TOKENS, 0, True),)
 #: Parts: keys 0:8, keys 8:16 (two pieces each), state, keys 16:20 (a piece each).
-OFFER, PIECES = offer_for(LAYOUT, TOKENS, ENDS, PIECE)
+OFFER, PIECES = offer_for(LAYOUT, WHOLE, ENDS, PLACE, PIECE)
 TOTAL = LAYOUT.size_bytes(TOKENS)
 A, B = "a" * 32, "b" * 32
 TO = Destination(address="10.0.0.7:7001", incarnation=99, generation=5, region="east")
@@ -63,7 +64,7 @@ PARAMS = Params(
 def opened(params: Params = PARAMS, *attempts: str) -> Sender:
     sender = Sender(LAYOUT, params)
     for attempt in attempts or (A,):
-        sender.handle(Opened(attempt, TOKENS, generation=3, expires_at=100.0))
+        sender.handle(Opened(attempt, WHOLE, PLACE, generation=3, expires_at=100.0))
     return sender
 
 
@@ -134,7 +135,7 @@ def test_parts_leave_as_they_become_ready_and_a_seal_follows_the_last():
     ready(sender, 0, 3, 2)
     assert frames(write(sender, lane)) == [(0, 2)]
     assert frames(write(sender, lane)) == [(5, 6), (4, 5)]
-    assert write(sender, lane) == SealWork(A, TO, seal_for(TOKENS, PIECES))
+    assert write(sender, lane) == SealWork(A, TO, seal_for(WHOLE, PIECES))
     assert write(sender, lane) is None and sender.phase(A) is Phase.SEALED
 
 
@@ -172,9 +173,29 @@ def test_a_part_that_is_announced_twice_leaves_once():
     assert frames(write(sender, lane, 1 << 20)) == [(0, 2)] and write(sender, lane) is None
 
 
+def test_a_part_of_what_is_held_may_be_sent():
+    """The offer says which rows and states come; they are read from where they lie."""
+    sender, some = opened(), Extent(8, 20, (20,))
+    commands = sender.handle(Begin(attempt=A, to=TO, chunk_ends=(16, 20), now=1.0, extent=some))
+    (lane,) = up(sender, commands)
+    expected, pieces = offer_for(LAYOUT, some, (16, 20), PLACE, PIECE)
+    assert write(sender, lane) == OfferWork(A, TO, expected)
+    sender.handle(Accepted(lane, A, (), pieces.nbytes, 1.0))
+    ready(sender, 0, 1, 2)
+    work = write(sender, lane, 1000)
+    assert isinstance(work, DataWork) and work.nbytes == 12 * 16 + 30
+    assert [run.places for run in work.runs] == [((64 + 8 * 16, 128), (0, 30), (64 + 16 * 16, 64))]
+
+
+def test_an_extent_that_is_not_held_is_not_offered():
+    sender = opened()
+    (lost,) = sender.handle(Begin(attempt=A, to=TO, chunk_ends=(24,), now=1.0, extent=Extent(8, 24)))
+    assert isinstance(lost, Lost) and lost.cause is Cause.OFFER_MISMATCH
+
+
 def test_an_empty_transfer_is_sealed_as_soon_as_it_is_accepted():
     sender = Sender(LAYOUT, PARAMS)
-    sender.handle(Opened(A, 0, 3, 10.0))
+    sender.handle(Opened(A, whole(0), (), 3, 10.0))
     (lane,) = up(sender, sender.handle(Begin(attempt=A, to=TO, chunk_ends=(), now=1.0)))
     write(sender, lane)
     sender.handle(Accepted(lane, A, (), 0, 1.0))
@@ -370,7 +391,7 @@ def test_field_C3_a_peer_that_is_another_one_is_given_up_at_once(cause: Cause):
     begin(sender, B)
     commands = sender.handle(LaneDown(dial.lane, cause, "ours 1, theirs 2", 1.1))
     assert {lost.attempt: lost.cause for lost in only(commands, Lost)} == {A: cause, B: cause}
-    sender.handle(Opened("c" * 32, TOKENS, 3, 100.0))
+    sender.handle(Opened("c" * 32, WHOLE, PLACE, 3, 100.0))
     renewed = Destination(address=TO.address, incarnation=100, generation=1, region="east")
     assert only(begin(sender, "c" * 32, 1.1, renewed), Dial)
 
@@ -438,7 +459,7 @@ def test_field_F6_lanes_are_kept_from_one_transfer_to_the_next():
     lanes: list[LaneId] = []
     for number in range(1000):
         attempt, now = f"{number:032x}", number / 100
-        sender.handle(Opened(attempt, TOKENS, 3, now + 100))
+        sender.handle(Opened(attempt, WHOLE, PLACE, 3, now + 100))
         commands = [*begin(sender, attempt, now), *ready(sender, 0, 1, 2, 3, attempt=attempt, now=now)]
         lanes += up(sender, commands, now)
         write(sender, lanes[0], now=now)
@@ -495,7 +516,7 @@ def test_over_a_short_way_two_lanes_are_busy_and_the_others_wait_their_turn():
 def test_lanes_are_bounded_and_go_to_who_has_work():
     """An idle lane of another peer is closed for it; one that is owed something is not."""
     sender, lane = begun(Params(piece_bytes=PIECE, total_lanes=1))
-    sender.handle(Opened(B, TOKENS, 3, 100.0))
+    sender.handle(Opened(B, WHOLE, PLACE, 3, 100.0))
     west = Destination(address="10.0.0.8:7001", incarnation=1, generation=1, region="west")
     assert begin(sender, B, to=west) == []
     sender.handle(Accepted(lane, A, (), TOTAL, 1.0))
@@ -517,7 +538,7 @@ def test_idle_lanes_are_harmless_and_closed_in_the_end():
     (hang,) = sender.handle(Tick(62.1))
     assert isinstance(hang, Hang) and hang.lane == lane
     sender.handle(LaneDown(lane, Cause.ABORTED, "", 62.2))
-    sender.handle(Opened(B, TOKENS, 3, 100.0))
+    sender.handle(Opened(B, WHOLE, PLACE, 3, 100.0))
     assert only(begin(sender, B, 62.2), Dial), "nothing to rest for"
 
 
@@ -618,7 +639,7 @@ class SenderMachine(RuleBasedStateMachine):
         attempt = f"{self.count:032x}"
         self.open.append(attempt)
         self.ready[attempt], self.frames[attempt], self.applied[attempt] = set(), {}, set()
-        self.do(self.sender.handle(Opened(attempt, TOKENS, self.count, self.now + ttl)))
+        self.do(self.sender.handle(Opened(attempt, WHOLE, PLACE, self.count, self.now + ttl)))
         if begin:
             self.begun.add(attempt)
             self.do(begin_(self.sender, attempt, self.now, urgency))
