@@ -57,12 +57,13 @@ def _index(cost: IndexCost) -> Iterator[str]:
 def _replay(rows: Sequence[Replayed]) -> Iterator[str]:
     yield (
         f"{'pool GiB':>9}{'policy':>18}{'joint hit %':>13}{'KV hit %':>10}{'states':>9}{'evictions':>11}"
-        f"{'look-up us':>12}{'admit us':>10}"
+        f"{'look-up us':>12}{'admit us':>10}{'worst ms':>10}"
     )
     for row in rows:
         pool = "no bound" if row.pool_gib is None else f"{row.pool_gib}"
         figures = f"{row.joint_hit:13.2f}{_or_blank(row.kv_hit, 10)}{row.states:9,}{row.evictions:11,}"
-        yield f"{pool:>9}{row.policy:>18}{figures}{_or_blank(row.lookup_us, 12)}{_or_blank(row.admit_us, 10)}"
+        times = f"{_or_blank(row.lookup_us, 12)}{_or_blank(row.admit_us, 10)}{_or_blank(row.admit_worst_ms, 10)}"
+        yield f"{pool:>9}{row.policy:>18}{figures}{times}"
     yield ""
 
 

@@ -1,14 +1,15 @@
 """The prefix cache of one node: what it holds, how many bytes that takes, and what goes when room is short (R18).
 
-An operation that takes something in makes room as well, so that between operations at most EVICT_ABOVE of the capacity
-is taken. Each returns the `Change`s by which an index elsewhere follows.
+`admit` makes room as well, so that after it at most EVICT_ABOVE of the capacity is taken. Each operation returns what
+changed, by which an index elsewhere follows.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from prfaas.cluster import NodeId
-from prfaas.kvcache.eviction import Sizes, Victim, Victims
-from prfaas.kvcache.hashing import HASH_UNIT_TOKENS
+from prfaas.kvcache.eviction import Cause, Held, Sizes, Victim, Victims
+from prfaas.kvcache.hashing import HASH_UNIT_TOKENS, KEY_BYTES
 from prfaas.kvcache.matching import Found
 from prfaas.kvcache.prefix import Change, ChangeKind, PrefixIndex
 from prfaas.kvcache.radix import State, first_units, units
@@ -19,33 +20,69 @@ EVICT_ABOVE = 0.90
 EVICT_BATCH = 0.05
 
 
-class NodeCache:
-    """`state_bytes` and `bytes_per_token` are a and b of S_kv(l) = a + b*l. `handoff_tokens` are those that a prefill
-    computes: all of a prompt but its last."""
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What left the index at once: the KV of some units and the states at the ends of some, each by its unit's key.
+    `cause` is None for what was taken out by name."""
 
-    def __init__(self, owner: NodeId, capacity_bytes: int, state_bytes: int, bytes_per_token: int) -> None:
-        assert state_bytes > 0, "a model without recurrent state resumes anywhere and needs no checkpoints"
+    change: Change
+    kv: tuple[bytes, ...]
+    states: tuple[bytes, ...]
+    cause: Cause | None = None
+
+
+class NodeCache:
+    """`sizes` are of whole objects; a model without recurrent state has no states. `handoff_tokens` are those that a
+    prefill computes: all of a prompt but its last."""
+
+    def __init__(self, owner: NodeId, capacity_bytes: int, sizes: Sizes) -> None:
+        assert sizes.unit > 0, "KV of no bytes"
         self._owner = owner
         self._full_bytes = int(EVICT_ABOVE * capacity_bytes)
         self._batch_bytes = int(EVICT_BATCH * capacity_bytes)
-        self._sizes = Sizes(state_bytes, bytes_per_token * HASH_UNIT_TOKENS)
+        self._sizes = sizes
         self._index = PrefixIndex()
+        self._victims = Victims(owner, sizes)
         self._used_bytes = 0
         #: Turns: each look-up and each admission is one.
         self._turn = 0
 
-    def lookup(self, keys: bytes, handoff_tokens: int) -> Match:
-        """What a prefill that starts now finds. The state it resumes from is proven by that."""
+    @property
+    def index(self) -> PrefixIndex:
+        """To read."""
+        return self._index
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used_bytes
+
+    def lookup(self, keys: bytes, handoff_tokens: int, resumes: bool = True) -> Match:
+        """What a prefill that starts now finds. The state it resumes from is proven by that; who only wants KV proves
+        none."""
         found = self._index.find(keys, handoff_tokens)
         match = found.at(self._owner)
-        self._touch(found, resumed_at=match.joint // HASH_UNIT_TOKENS)
+        self._touch(found, resumed_at=match.joint // HASH_UNIT_TOKENS if resumes else 0)
         return match
 
+    def held_units(self, keys: bytes) -> int:
+        """Units of KV, without making use of them."""
+        return self._index.find(keys, 0).kv_units(self._owner)
+
     def admit(self, keys: bytes, handoff_tokens: int, kept: Iterable[Checkpoint]) -> tuple[Change, ...]:
-        """Take in what a prefill leaves: the KV of all complete units, and the states it kept, shortest first."""
-        keys, kept = first_units(keys, handoff_tokens // HASH_UNIT_TOKENS), tuple(kept)
+        """Take in what a prefill leaves: the KV of all complete units, and the states it kept, shortest first. Then
+        make room."""
+        changes = self.publish(first_units(keys, handoff_tokens // HASH_UNIT_TOKENS), kept)
+        over_bytes = self._used_bytes - self._full_bytes
+        if over_bytes > 0:
+            changes += self.evict(max(over_bytes, self._batch_bytes))
+            assert self._used_bytes <= self._full_bytes
+        return changes
+
+    def publish(self, keys: bytes, kept: Iterable[Checkpoint]) -> tuple[Change, ...]:
+        """Take in the KV of all these units and some states on it, whatever room there is."""
+        kept = tuple(kept)
         changes = []
-        found = self._index.find(keys, handoff_tokens)
+        found = self._index.find(keys, len(keys))
         missing, passed = units(keys) - found.kv_units(self._owner), self._passed(found, kept)
         if missing:
             self._index.insert(keys, self._owner)
@@ -59,22 +96,54 @@ class NodeCache:
             if self._index.add_state(prefix, self._owner, checkpoint.proven):
                 self._used_bytes += self._sizes.state
                 changes.append(Change(ChangeKind.STATE_ADDED, prefix))
-        found = self._index.find(keys, handoff_tokens)
+        found = self._index.find(keys, len(keys))
         if passed is not None:
             _take_over(passed, found.path[-1].run.states[kept[-1].tokens // HASH_UNIT_TOKENS][self._owner])
         self._touch(found)
-        over_bytes = self._used_bytes - self._full_bytes
-        return (*changes, *(self.evict(max(over_bytes, self._batch_bytes)) if over_bytes > 0 else ()))
+        for run, _ in found.path:
+            for boundary in dict.fromkeys((*run.states, run.stop)):
+                self._victims.offer(run, boundary)
+        return tuple(changes)
 
     def evict(self, nbytes: int) -> tuple[Change, ...]:
         """Free at least `nbytes`, or all there is."""
-        victims = Victims(self._index.runs(), self._owner, self._sizes, self._turn)
+        return tuple(gone.change for gone in self.give_up(nbytes))
+
+    def give_up(self, nbytes: int, held: Held | None = None) -> tuple[Gone, ...]:
+        """Free at least `nbytes`, or all there is that is not `held`."""
         goal_bytes = max(0, self._used_bytes - nbytes)
-        changes = []
-        while self._used_bytes > goal_bytes and (victim := victims.pop()) is not None:
-            changes.append(self._give_up(victim))
-            victims.offer(victim.run, victim.run.stop)
-        return tuple(changes)
+        gone: list[Gone] = []
+        aside: list[Victim] = []
+        while self._used_bytes > goal_bytes and (victim := self._victims.pop(self._turn, held, aside)) is not None:
+            gone.append(self._take(victim))
+            self._victims.offer(victim.run, victim.run.stop)
+        for victim in aside:
+            self._victims.offer(victim.run, victim.boundary)
+        return tuple(gone)
+
+    def remove(self, keys: bytes) -> Gone | None:
+        """The KV of the last of these units is lost: that goes, and all that stands on it (R21). None where it is not
+        there."""
+        steps = list(self._index.below(keys, self._owner))
+        if not steps:
+            return None
+        kv = tuple(run.unit_key(at) for run, start in steps for at in range(start + 1, run.stop + 1))
+        states = tuple(run.unit_key(at) for run, start in steps for at in sorted(run.states) if at > start)
+        gone = Gone(Change(ChangeKind.KV_REMOVED, keys), kv, states)
+        self._forget(gone)
+        if left := self._index.end(keys[:-KEY_BYTES]):
+            self._victims.offer(*left)
+        return gone
+
+    def remove_state(self, keys: bytes) -> Gone | None:
+        """The state at the end of these units is lost."""
+        step = self._index.end(keys)
+        if step is None or self._owner not in step.run.states.get(step.matched, {}):
+            return None
+        gone = Gone(Change(ChangeKind.STATE_REMOVED, keys), (), (keys[-KEY_BYTES:],))
+        self._forget(gone)
+        self._victims.offer(*step)
+        return gone
 
     def check(self) -> None:
         self._index.check()
@@ -84,17 +153,24 @@ class NodeCache:
         assert all(run.holders.keys() == {self._owner} for run in runs), "somebody else's KV"
         nbytes = kv_units * self._sizes.unit + len(states) * self._sizes.state
         assert self._used_bytes == nbytes, f"{nbytes} bytes are held, {self._used_bytes} accounted for"
-        assert nbytes <= self._full_bytes, f"{nbytes} bytes are held, {self._full_bytes} allowed"
+        for run in runs:
+            for boundary in (*run.states, *(() if run.children else (run.stop,))):
+                assert run.unit_key(boundary) in self._victims, f"what ends at {boundary} could never go"
 
-    def _give_up(self, victim: Victim) -> Change:
+    def _take(self, victim: Victim) -> Gone:
         run, boundary, kept = victim.run, victim.boundary, victim.kept
+        state = (run.unit_key(boundary),) if boundary in run.states else ()
         if kept == boundary:
-            change = Change(ChangeKind.STATE_REMOVED, run.path_keys(boundary))
+            gone = Gone(Change(ChangeKind.STATE_REMOVED, run.path_keys(boundary)), (), state, victim.cause)
         else:
-            change = Change(ChangeKind.KV_REMOVED, run.path_keys(kept + 1))
-        self._index.apply(self._owner, change)
-        self._used_bytes -= victim.nbytes
-        return change
+            kv = tuple(run.unit_key(at) for at in range(kept + 1, boundary + 1))
+            gone = Gone(Change(ChangeKind.KV_REMOVED, run.path_keys(kept + 1)), kv, state, victim.cause)
+        self._forget(gone)
+        return gone
+
+    def _forget(self, gone: Gone) -> None:
+        self._index.apply(self._owner, gone.change)
+        self._used_bytes -= len(gone.kv) * self._sizes.unit + len(gone.states) * self._sizes.state
 
     def _passed(self, found: Found, kept: Sequence[Checkpoint]) -> State | None:
         """The state at the end of a leaf, where a prompt goes on from there to another state."""

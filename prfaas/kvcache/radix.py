@@ -48,6 +48,11 @@ class Run:
     def first_key(self) -> bytes:
         return self.keys[:KEY_BYTES]
 
+    def unit_key(self, boundary: int) -> bytes:
+        """The key of the unit of this run that ends at `boundary`."""
+        stop = (boundary - self.start) * KEY_BYTES
+        return self.keys[stop - KEY_BYTES : stop]
+
     def checkpoint_before(self, boundary: int) -> int | None:
         """The last boundary before `boundary` at which this run has a state."""
         return max((at for at in self.states if at < boundary), default=None)
@@ -77,9 +82,22 @@ def first_units(keys: bytes, count: int) -> bytes:
     return keys[: count * KEY_BYTES]
 
 
+@dataclass(slots=True)
+class Size:
+    """What a tree is made of: for each run one object, its units, an entry for each holder, and the states."""
+
+    runs: int = 0
+    units: int = 0
+    holders: int = 0
+    states: int = 0
+
+
 class RadixTree:
+    """Whoever changes the holders or the states of a run counts them in `size`."""
+
     def __init__(self) -> None:
         self.root = Run(None, 0, b"")
+        self.size = Size()
 
     def runs(self) -> Iterator[Run]:
         """All runs but the root, each after its parent."""
@@ -112,10 +130,12 @@ class RadixTree:
             path[-1] = Step(run, matched)
         if run is self.root or run.children:
             child = run.children[rest[:KEY_BYTES]] = Run(run, matched, rest)
+            self.size.runs += 1
             path.append(Step(child, child.stop))
         else:
             run.keys += rest
             path[-1] = Step(run, run.stop)
+        self.size.units += units(rest)
         return path
 
     def trim(self, run: Run) -> None:
@@ -123,6 +143,7 @@ class RadixTree:
         if run.parent is None:
             return
         held = max(run.holders.values(), default=run.start)
+        self.size.units -= run.stop - held
         if held == run.start:
             self._detach(run, run.parent)
         elif held < run.stop:
@@ -130,7 +151,12 @@ class RadixTree:
             run.keys = first_units(run.keys, held - run.start)
 
     def check(self) -> None:
+        size = Size()
         for run in self.runs():
+            size.runs += 1
+            size.units += run.stop - run.start
+            size.holders += len(run.holders)
+            size.states += sum(map(len, run.states.values()))
             where = f"run at {run.start}:{run.stop}"
             parent = run.parent
             assert parent is not None and parent.children[run.first_key] is run, f"{where} hangs on nothing"
@@ -145,6 +171,7 @@ class RadixTree:
                 assert owners and run.start < boundary <= run.stop, f"{where}: state at {boundary}"
                 for owner in owners:
                     assert run.holders.get(owner, 0) >= boundary, f"{where}: {owner}'s state at {boundary} has no KV"
+        assert size == self.size, f"the tree is {size}, {self.size} counted"
 
     def _split(self, run: Run, at: int) -> Run:
         """Cut a run in two; returns the new upper one. The lower one stays the same object."""
@@ -154,25 +181,32 @@ class RadixTree:
         upper.holders = {owner: min(stop, at) for owner, stop in run.holders.items()}
         upper.states = {boundary: owners for boundary, owners in run.states.items() if boundary <= at}
         parent.children[upper.first_key] = upper
+        self.size.runs += 1
+        self.size.holders -= len(run.holders)
         run.parent, run.start, run.keys = upper, at, run.keys[len(upper.keys) :]
         run.holders = {owner: stop for owner, stop in run.holders.items() if stop > at}
         run.states = {boundary: owners for boundary, owners in run.states.items() if boundary > at}
         upper.children[run.first_key] = run
+        self.size.holders += len(upper.holders) + len(run.holders)
         return upper
 
     def _detach(self, run: Run, parent: Run) -> None:
         assert not run.children, "someone holds a prefix with a hole"
         del parent.children[run.first_key]
         run.parent = None
+        self.size.runs -= 1
         if parent is not self.root and len(parent.children) == 1:
             self._join(parent, next(iter(parent.children.values())))
 
     def _join(self, upper: Run, lower: Run) -> None:
         """Make two runs one where prompts no longer part. The lower one stays the same object."""
         assert upper.parent is not None
+        self.size.runs -= 1
+        self.size.holders -= len(upper.holders) + len(lower.holders)
         lower.keys, lower.start, lower.parent = upper.keys + lower.keys, upper.start, upper.parent
         lower.holders = upper.holders | lower.holders
         lower.states = upper.states | lower.states
+        self.size.holders += len(lower.holders)
         lower.parent.children[lower.first_key] = lower
         upper.parent = None
 

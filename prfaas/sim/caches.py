@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from prfaas.cluster import NodeId
+from prfaas.kvcache.eviction import Sizes
 from prfaas.kvcache.hashing import HASH_UNIT_TOKENS
 from prfaas.kvcache.node_cache import NodeCache
 from prfaas.kvcache.prefix import PrefixIndex
@@ -87,4 +88,4 @@ class Caches:
             cache.check()
 
     def _new(self, node: NodeId) -> NodeCache:
-        return NodeCache(node, self._capacity_bytes[node], self._state, self._per_token)
+        return NodeCache(node, self._capacity_bytes[node], Sizes(self._state, self._per_token * HASH_UNIT_TOKENS))

@@ -27,7 +27,14 @@ COST = IndexCost(
 
 
 def row(pool_gib: int | None, policy: str, joint_hit: float) -> Replayed:
-    rest: dict[str, Any] = {"kv_hit": None, "states": 1, "evictions": 1, "lookup_us": None, "admit_us": None}
+    rest: dict[str, Any] = {
+        "kv_hit": None,
+        "states": 1,
+        "evictions": 1,
+        "lookup_us": None,
+        "admit_us": None,
+        "admit_worst_ms": None,
+    }
     return Replayed(trace="chat", pool_gib=pool_gib, policy=policy, joint_hit=joint_hit, **rest)
 
 

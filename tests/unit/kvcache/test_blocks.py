@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from prfaas.kvcache.blocks import BlockPool, Span
+from prfaas.kvcache.blocks import NEXT, BlockClass, BlockPool, BlockState, Fit, Shortage, Span, Wanted
 
 BLOCK = 64
 
@@ -93,14 +93,117 @@ def test_bytes_beyond_the_last_whole_block_are_not_used():
     assert BlockPool(BLOCK - 1, BLOCK).reserve("a", 1) is None
 
 
+def wanted(*owners: str, blocks: int = 1, fit: Fit = Fit.BEST) -> list[Wanted]:
+    return [Wanted(owner, blocks * BLOCK, fit) for owner in owners]
+
+
+def test_R19_several_spans_are_reserved_together_or_not_at_all():
+    blocks = pool(4)
+    assert blocks.reserve_all(wanted("a", "b", blocks=3), BlockClass.PREFIX) is Shortage.ROOM
+    blocks.reserve("x", BLOCK)
+    blocks.reserve("y", BLOCK)
+    blocks.free("x")
+    assert blocks.reserve_all(wanted("a", "b", "c"), BlockClass.PREFIX) != Shortage.ROOM
+    for owner in "abc":
+        blocks.free(owner)
+    assert blocks.reserve_all([*wanted("a", blocks=2), *wanted("b")], BlockClass.PREFIX) == (
+        Span(2 * BLOCK, 2 * BLOCK, 5),
+        Span(0, BLOCK, 5),
+    )
+    blocks.check()
+
+
+def test_R19_what_fits_in_bytes_and_not_in_runs_leaves_nothing_behind():
+    blocks = pool(5)
+    for owner in "abcde":
+        blocks.reserve(owner, BLOCK)
+    for owner in "abd":
+        blocks.free(owner)
+    assert blocks.reserve_all([*wanted("p"), *wanted("q", blocks=2)], BlockClass.PREFIX) != Shortage.ROOM
+    blocks.free("p")
+    blocks.free("q")
+    assert blocks.reserve_all([*wanted("p", fit=Fit.LOW), *wanted("q", blocks=2)], BlockClass.PREFIX) is Shortage.ROOM
+    assert blocks.spans == 2 and blocks.free_bytes == 3 * BLOCK
+    blocks.check()
+
+
+def test_R19_a_class_always_has_its_floor():
+    """Cache cannot starve hand-offs, nor a burst of hand-offs flush the cache; between the floors all may grow."""
+    floors = {BlockClass.PREFIX: 3 * BLOCK, BlockClass.TRANSFER: 4 * BLOCK}
+    blocks = BlockPool(10 * BLOCK, BLOCK, floors)
+    assert blocks.reserve_all(wanted("a", blocks=7), BlockClass.PREFIX) is Shortage.FLOOR
+    assert blocks.reserve_all(wanted("a", blocks=6), BlockClass.PREFIX) != Shortage.FLOOR
+    assert blocks.reserve("b", BLOCK, BlockClass.SCRATCH) is None
+    assert blocks.reserve("b", 4 * BLOCK, BlockClass.TRANSFER) is not None
+    blocks.free("a")
+    assert blocks.reserve("c", 4 * BLOCK, BlockClass.TRANSFER) is None
+    assert blocks.reserve("c", 3 * BLOCK, BlockClass.TRANSFER) is not None
+    assert blocks.reserve("d", 3 * BLOCK, BlockClass.PREFIX) is not None
+    blocks.check()
+
+
+def test_R20_a_quota_is_charged_at_reserve_and_returned_at_free():
+    """In whole blocks, each tenant its own."""
+    blocks = BlockPool(10 * BLOCK, BLOCK, quota_bytes=3 * BLOCK, quotas={"big": 5 * BLOCK})
+    assert blocks.reserve_all([Wanted("a", BLOCK + 1)], BlockClass.PREFIX, "tom") != Shortage.QUOTA
+    assert blocks.charged_bytes("tom") == 2 * BLOCK
+    assert blocks.reserve_all(wanted("b", blocks=2), BlockClass.PREFIX, "tom") is Shortage.QUOTA
+    assert blocks.over_quota_bytes("tom", 2 * BLOCK) == BLOCK
+    assert blocks.reserve_all(wanted("c", blocks=5), BlockClass.PREFIX, "big") != Shortage.QUOTA
+    blocks.free("a")
+    assert blocks.charged_bytes("tom") == 0
+    assert blocks.reserve_all(wanted("b", blocks=3), BlockClass.PREFIX, "tom") != Shortage.QUOTA
+    blocks.check()
+
+
+def test_small_spans_and_large_ones_fill_from_opposite_ends():
+    """Or small ones would end up between large ones, and no run would be long enough for the next."""
+    blocks = pool(12)
+    blocks.reserve_all([*wanted("k1", fit=Fit.LOW), *wanted("s1", blocks=3, fit=Fit.HIGH)], BlockClass.PREFIX)
+    spans = blocks.reserve_all([*wanted("k2", fit=Fit.LOW), *wanted("s2", blocks=3, fit=Fit.HIGH)], BlockClass.PREFIX)
+    assert not isinstance(spans, Shortage)
+    assert [span.offset // BLOCK for span in spans] == [1, 6]
+    blocks.free("k1")
+    blocks.free("s1")
+    spans = blocks.reserve_all([*wanted("k3", fit=Fit.LOW), *wanted("s3", blocks=3, fit=Fit.HIGH)], BlockClass.PREFIX)
+    assert not isinstance(spans, Shortage)
+    assert [span.offset // BLOCK for span in spans] == [0, 9]
+
+
+def test_R1_a_block_goes_through_its_states_and_no_others():
+    """Immutable once sealed; what is still being written does not become free."""
+    blocks = pool(4)
+    blocks.reserve("a", 2 * BLOCK - 5, BlockClass.PREFIX)
+    assert blocks.state("a") is BlockState.RESERVED and blocks.padding_bytes(BlockClass.PREFIX) == 5
+    for state in (BlockState.FILLING, BlockState.SEALED, BlockState.PUBLISHED, BlockState.EVICTING):
+        blocks.move("a", state)
+        assert blocks.used_bytes(BlockClass.PREFIX, state) == blocks.used_bytes(BlockClass.PREFIX) == 2 * BLOCK
+        blocks.check()
+    with pytest.raises(AssertionError):
+        blocks.move("a", BlockState.FILLING)
+    blocks.free("a")
+    assert blocks.state("a") is BlockState.FREE
+    blocks.reserve("b", BLOCK)
+    blocks.move("b", BlockState.FILLING)
+    with pytest.raises(AssertionError):
+        blocks.free("b")
+    blocks.move("b", BlockState.QUARANTINE)
+    blocks.free("b")
+    assert blocks.free_bytes == 4 * BLOCK
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Whatever the order of reserve and free: no byte has two owners, and all of it comes back."""
 
     owners = Bundle("owners")
+    LIMITED = False
+
+    def new(self) -> BlockPool:
+        return pool(24)
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = pool(24)
+        self.blocks = self.new()
         self.held: dict[str, Span] = {}
         self.past: list[Span] = []
         self.count = 0
@@ -111,7 +214,7 @@ class PoolMachine(RuleBasedStateMachine):
         owner = f"o{self.count}"
         span = self.blocks.reserve(owner, nbytes)
         if span is None:
-            assert self._longest_gap() < -(-nbytes // BLOCK)
+            assert self.LIMITED or self._longest_gap() < -(-nbytes // BLOCK)
             return multiple()
         assert span.nbytes == nbytes and span.offset % BLOCK == 0
         assert span.offset + nbytes <= self.blocks.total_bytes
@@ -129,9 +232,39 @@ class PoolMachine(RuleBasedStateMachine):
         if owner not in self.held:
             self.blocks.free(owner)
 
+    @rule(
+        kind=st.sampled_from(BlockClass),
+        sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+        tenant=st.sampled_from("xy"),
+    )
+    def reserve_some(self, kind: BlockClass, sizes: list[int], tenant: str):
+        """R19: all of them or nothing."""
+        some = [Wanted(f"m{self.count}.{n}", size * BLOCK, list(Fit)[size % 3]) for n, size in enumerate(sizes)]
+        self.count += 1
+        free_bytes = self.blocks.free_bytes
+        spans = self.blocks.reserve_all(some, kind, tenant)
+        if isinstance(spans, Shortage):
+            assert self.blocks.free_bytes == free_bytes
+            return
+        self.held |= {each.owner: span for each, span in zip(some, spans, strict=True)}
+
+    @rule(pick=st.integers(0, 100), state=st.sampled_from(BlockState))
+    def move(self, pick: int, state: BlockState):
+        if self.held:
+            owner = sorted(self.held)[pick % len(self.held)]
+            if owner.startswith("m") and state in NEXT[self.blocks.state(owner)]:
+                if state is BlockState.FREE:
+                    self.blocks.free(owner)
+                    self.past.append(self.held.pop(owner))
+                else:
+                    self.blocks.move(owner, state)
+
     @invariant()
     def sound(self):
+        """R23 after every step."""
         self.blocks.check()
+        used_bytes = sum(self.blocks.used_bytes(kind, state) for kind in BlockClass for state in BlockState)
+        assert used_bytes + self.blocks.free_bytes == self.blocks.total_bytes
         assert self.blocks.spans == len(self.held)
         spans = sorted(self.held.values(), key=lambda span: (span.offset, span.nbytes))
         assert not any(overlap(a, b) for i, a in enumerate(spans) for b in spans[i + 1 :])
@@ -151,4 +284,15 @@ def overlap(a: Span, b: Span) -> bool:
     return starts < min(block_end(a), block_end(b))
 
 
+class LimitedMachine(PoolMachine):
+    """With floors and quotas, which `check` asserts."""
+
+    LIMITED = True
+
+    def new(self) -> BlockPool:
+        floors = {BlockClass.PREFIX: 5 * BLOCK, BlockClass.TRANSFER: 6 * BLOCK}
+        return BlockPool(24 * BLOCK, BLOCK, floors, quota_bytes=9 * BLOCK)
+
+
 TestPoolMachine = PoolMachine.TestCase
+TestLimitedMachine = LimitedMachine.TestCase

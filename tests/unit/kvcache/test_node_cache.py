@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from prfaas.cluster import NodeId
+from prfaas.kvcache.eviction import Sizes
 from prfaas.kvcache.hashing import HASH_UNIT_TOKENS, KEY_BYTES
 from prfaas.kvcache.node_cache import NodeCache
 from prfaas.kvcache.prefix import Change, ChangeKind, PrefixIndex
@@ -26,11 +27,11 @@ ROOMY = 10_000 * UNIT
 
 
 def cache(capacity_bytes: int = ROOMY) -> NodeCache:
-    return NodeCache(NODE, capacity_bytes, STATE, bytes_per_token=1)
+    return NodeCache(NODE, capacity_bytes, Sizes(STATE, UNIT))
 
 
 def used_bytes(node: NodeCache) -> int:
-    return node._used_bytes
+    return node.used_bytes
 
 
 def kept(*ends: int, proven: bool = True) -> list[Checkpoint]:
@@ -317,7 +318,7 @@ def served(turns: list[bytes], capacity_bytes: int) -> tuple[int, int]:
     """Units not computed again with the states of R6, and with dense states under plain LRU. A state is as large as
     5,000 tokens of KV, as in models of 8 KB a token and 43 MB a state."""
     state_bytes = 5000
-    node, dense = NodeCache(NODE, capacity_bytes, state_bytes, 1), DenseLru(capacity_bytes, state_bytes, UNIT)
+    node, dense = NodeCache(NODE, capacity_bytes, Sizes(state_bytes, UNIT)), DenseLru(capacity_bytes, state_bytes, UNIT)
     ours = theirs = 0
     for turn in turns:
         handoff_tokens = tokens(len(turn) // KEY_BYTES)
@@ -357,7 +358,7 @@ def test_the_same_run_evicts_the_same_under_any_hash_seed():
 
 
 def digest_of_changes() -> str:
-    node, index, digest = NodeCache(NODE, 500_000, 5000, 1), PrefixIndex(), hashlib.sha256()
+    node, index, digest = NodeCache(NODE, 500_000, Sizes(5000, UNIT)), PrefixIndex(), hashlib.sha256()
     for turn in conversations(seed=2):
         handoff_tokens = tokens(len(turn) // KEY_BYTES)
         found = node.lookup(turn, handoff_tokens)
