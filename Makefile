@@ -3,13 +3,17 @@
 PYTHON ?= python3.11
 # A torch wheel to install instead of what pip would choose (the pinned version, any build of it).
 TORCH_WHEEL ?=
+CONVERSATIONS ?= 300
 
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
+MOONCAKE_VERSION := 0.3.13.post1
+# Shared libraries that Mooncake's wheel expects of a machine.
+MOONCAKE := $(CURDIR)/$(VENV)/lib/mooncake
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check stubs docs reproduce sim-coverage bench-cache bench-decisions bench-transport soak-transfer etcd clean
+.PHONY: help setup demo test check stubs docs reproduce sim-coverage bench-cache bench-decisions bench-transport soak-transfer soak-cache etcd mooncake clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -25,8 +29,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## two regions on this machine: a long prompt is prefilled in the other one
 	$(BIN)/prfaas demo
 
-test: setup etcd ## all tests
-	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest
+test: setup etcd mooncake ## all tests
+	PATH="$(BIN):$$PATH" LD_LIBRARY_PATH="$(MOONCAKE):$$LD_LIBRARY_PATH" $(BIN)/python -m pytest
 
 check: setup ## format, lint, types, import contracts, fresh stubs and docs, wire compatibility, unit tests
 	$(BIN)/ruff format --check .
@@ -61,7 +65,10 @@ bench-transport: setup ## how close KV transfers come to the machine's and a WAN
 	PYTHONPATH=. $(BIN)/python -m bench.transport --check
 
 soak-transfer: setup ## KV transfers under load and faults: nothing wrong, nothing left behind (JSON= for a file of figures; minutes)
-	$(BIN)/python -m pytest -m soak tests/soak $(if $(JSON),--json "$(JSON)")
+	$(BIN)/python -m pytest -m soak tests/soak/test_transfer_soak.py $(if $(JSON),--json "$(JSON)")
+
+soak-cache: setup ## a day of 300 chats on a pool too small for it gives the tokens of cold runs (CONVERSATIONS=, JSON=; minutes)
+	CONVERSATIONS="$(CONVERSATIONS)" $(BIN)/python -m pytest -m soak tests/soak/test_cache_day.py $(if $(JSON),--json "$(JSON)")
 
 # Only the binary, into .venv: installing the package would also start a service.
 etcd: $(STAMP)
@@ -72,6 +79,19 @@ etcd: $(STAMP)
 	then echo "etcd: the binary of Debian's etcd-server is in $(VENV)/bin"; \
 	else echo "etcd: MISSING. It is not on the PATH and Debian's etcd-server cannot be fetched here (no apt-get," \
 	  "no package lists or no network). Tests that need a real etcd will be SKIPPED: install etcd 3.4 or newer." >&2; fi
+
+# Without its dependencies, which serve only its command line tools; the libraries are unpacked, not installed.
+mooncake: $(STAMP)
+	@if LD_LIBRARY_PATH="$(MOONCAKE):$$LD_LIBRARY_PATH" $(BIN)/python -c 'import mooncake.store' 2>/dev/null; then exit 0; fi; \
+	scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; chmod 755 "$$scratch"; cd "$$scratch"; mkdir -p "$(MOONCAKE)"; \
+	if $(BIN)/pip install --quiet --no-deps mooncake-transfer-engine-non-cuda==$(MOONCAKE_VERSION) && \
+	apt-get -o APT::Sandbox::User=root download -qq libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 && \
+	for package in *.deb; do dpkg-deb -x "$$package" . || exit 1; done && \
+	find . -name '*.so.*' -exec cp -P {} "$(MOONCAKE)/" \; && \
+	LD_LIBRARY_PATH="$(MOONCAKE):$$LD_LIBRARY_PATH" $(BIN)/python -c 'import mooncake.store'; \
+	then echo "mooncake: Mooncake Store is in $(VENV)"; \
+	else echo "mooncake: MISSING. Its wheel or its libraries cannot be had here. Tests of a cache pool on Mooncake Store" \
+	  "will be SKIPPED." >&2; fi
 
 clean: ## remove .venv, caches and what runs left behind
 	rm -rf $(VENV) .prfaas build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
