@@ -230,6 +230,25 @@ class Node:
         return self.traits.can_push_to(other.traits)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """One shard of a region's prefix cache, as it registered. `kv_addresses` as in `Node`. `resumes_anywhere`: the
+    model has no recurrent state, so that a prefill can go on wherever the KV ends."""
+
+    id: NodeId
+    region: RegionId
+    incarnation: Incarnation
+    namespace: Namespace
+    rpc_address: str
+    kv_addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    capacity_bytes: int = 0
+    resumes_anywhere: bool = False
+
+    def kv_address_for(self, region: RegionId) -> str:
+        """Where a node in `region` connects to push KV into this one."""
+        return address_for(self.kv_addresses, region)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What the slow loop wants: the threshold and each PD node's share of time for prefill. A higher epoch wins."""
@@ -270,6 +289,10 @@ class ClusterView:
     highest_epoch: int = 0
     loads: Mapping[NodeId, NodeLoad] = field(default_factory=lambda: MappingProxyType({}))
     busy: Mapping[NodeId, Busy] = field(default_factory=dict)
+    #: The shards of all regions' prefix caches, in the order of their ids.
+    pools: Mapping[NodeId, Pool] = field(default_factory=lambda: MappingProxyType({}))
+    #: What those shards send to other regions, as far as they have reported lately.
+    pool_egress: Mapping[NodeId, Sequence[Egress]] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         if not self.busy and self.loads:

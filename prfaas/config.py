@@ -17,10 +17,11 @@ from msgspec import Meta
 from prfaas.errors import ConfigError
 from prfaas.flows.convert_role import OnDrainTimeout
 from prfaas.flows.serve import OnPrefillFailure
+from prfaas.kvcache.hashing import HASH_UNIT_TOKENS
 from prfaas.request import Mode
 from prfaas.security import Plane, Protection, check_exposure, check_files
 
-SECRET_FIELDS = frozenset({"password", "admin_key"})
+SECRET_FIELDS = frozenset({"password", "admin_key", "secret"})
 MASK = "********"
 #: Variables of ours that are no settings: the launcher's mark, and the admin commands' key and address.
 OTHER_VARIABLES = frozenset({"PRFAAS_LAUNCHED", "PRFAAS_ADMIN", "PRFAAS_ADMIN_KEY"})
@@ -236,6 +237,111 @@ class KvConfig(_Section, frozen=True):
     ] = 300.0
 
 
+class CacheConfig(_Section, frozen=True):
+    """The prefix cache as routers and workers use it."""
+
+    enabled: Annotated[
+        bool, Meta(description="Use the region's cache pool where there is one. Off: every prompt is computed whole.")
+    ] = True
+    secret: Annotated[
+        str,
+        Meta(
+            description="Keys each tenant's prefixes apart from all others'; the same on all routers. Without it or a"
+            " file the cluster's name does, which is no secret. Changing it empties the cache."
+        ),
+    ] = ""
+    secret_file: Annotated[str, Meta(description="File that holds this secret; wins over it.")] = ""
+    lookup_timeout_s: Annotated[
+        float, Meta(gt=0, description="A look-up in the pool that takes longer is given up, and the prompt computed.")
+    ] = 0.5
+    get_timeout_s: Annotated[
+        float, Meta(gt=0, description="Bringing a cached prefix that takes longer is given up, and computed instead.")
+    ] = 10.0
+    get_timeout_s_per_token: Annotated[
+        float, Meta(ge=0, description="Added to that for each cached token; long prefixes take longer.")
+    ] = 0.0005
+    put_timeout_s: Annotated[
+        float, Meta(gt=0, description="Giving the pool what was computed is given up after this.")
+    ] = 30.0
+    max_puts: Annotated[
+        int, Meta(ge=1, description="Prompts and answers on their way into the pool at once; more are not kept.")
+    ] = 32
+    lease_ttl_s: Annotated[
+        float,
+        Meta(gt=0, description="Life of a lease between renewals. Shorter frees the memory of lost nodes sooner."),
+    ] = 10.0
+    checkpoint_tokens: Annotated[
+        int,
+        Meta(
+            ge=64,
+            description="A state is kept every so many tokens, a multiple of 64. Fewer resume nearer, and cost memory.",
+        ),
+    ] = 8192
+    index_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 20,
+            description="About what memory a router's index of all pools may take; what was used least is forgotten.",
+        ),
+    ] = 2 << 30
+    stale_s: Annotated[
+        float, Meta(gt=0, description="A router does not count on a pool that has been silent for this long.")
+    ] = 5.0
+
+
+class PoolConfig(_Section, frozen=True):
+    """One shard of a region's prefix cache."""
+
+    id: Annotated[str, Meta(description="Name of this shard, unique in the cluster.")] = ""
+    region: Annotated[str, Meta(description="Region this shard is in.")] = ""
+    model_dir: Annotated[str, Meta(description="Model folder; the shard keeps KV of this model only.")] = ""
+    rpc_host: Annotated[str, Meta(description="Address the gRPC server binds.")] = "127.0.0.1"
+    rpc_port: Annotated[int, Meta(ge=0, le=65535, description="gRPC port; 0 takes a free one.")] = 0
+    rpc_advertise: Annotated[str, Meta(description="host:port at which others reach it; empty: as bound.")] = ""
+    metrics_host: Annotated[str, Meta(description="Address of /metrics, /live and /ready.")] = "127.0.0.1"
+    metrics_port: Annotated[int, Meta(ge=0, le=65535, description="Port of /metrics; 0 takes a free one.")] = 0
+    kv_host: Annotated[str, Meta(description="Address the KV plane binds.")] = "127.0.0.1"
+    kv_port: Annotated[int, Meta(ge=0, le=65535, description="KV port; 0 takes a free one.")] = 0
+    kv_advertise: Annotated[
+        dict[str, str],
+        Meta(description='host:port per peer region; key "" is for all others. Empty: as bound.'),
+    ] = {}
+    memory_bytes: Annotated[int, Meta(ge=1 << 16, description="Shared memory for KV and states.")] = 1 << 30
+    store: Annotated[
+        Literal["none", "disk", "mooncake"],
+        Meta(description="What keeps more than memory holds: nothing, files in a folder, or Mooncake Store."),
+    ] = "none"
+    disk_dir: Annotated[str, Meta(description="Folder of the disk tier, this shard's alone.")] = ""
+    disk_bytes: Annotated[int, Meta(ge=1 << 16, description="Bytes that the disk tier may take.")] = 16 << 30
+    mooncake_master: Annotated[str, Meta(description="host:port of mooncake_master.")] = "127.0.0.1:50051"
+    mooncake_admin: Annotated[
+        str,
+        Meta(
+            description="host:port of mooncake_master's metrics, which alone lists what is stored. Empty: nothing is"
+            " found again after a restart."
+        ),
+    ] = ""
+    mooncake_metadata: Annotated[
+        str, Meta(description="Mooncake's metadata server, such as http://127.0.0.1:8080/metadata, or P2PHANDSHAKE.")
+    ] = "P2PHANDSHAKE"
+    mooncake_host: Annotated[str, Meta(description="Address at which Mooncake's other clients reach this one.")] = (
+        "127.0.0.1"
+    )
+    mooncake_segment_bytes: Annotated[
+        int, Meta(ge=0, description="Memory that this shard gives to the Mooncake cluster.")
+    ] = 1 << 30
+    lease_ttl_s: Annotated[
+        float, Meta(gt=0, description="Longest life of a lease of KV between renewals, whatever its holder asks for.")
+    ] = 30.0
+    put_ttl_s: Annotated[float, Meta(gt=0, description="Longest time that room is held for KV that is being put.")] = (
+        60.0
+    )
+    tenant_share: Annotated[
+        float, Meta(gt=0, le=1, description="Share of the memory that one tenant's prefixes may take.")
+    ] = 1.0
+    drain_timeout_s: Annotated[float, Meta(gt=0, description="How long SIGTERM lets transfers finish.")] = 10.0
+
+
 class SecurityConfig(_Section, frozen=True):
     mode: Annotated[
         Plane, Meta(description="mtls: services show each other certificates; off: in plain, for loopback.")
@@ -269,6 +375,8 @@ class Config(_Section, frozen=True):
     router: RouterConfig = RouterConfig()
     worker: WorkerConfig = WorkerConfig()
     kv: KvConfig = KvConfig()
+    cache: CacheConfig = CacheConfig()
+    pool: PoolConfig = PoolConfig()
     security: SecurityConfig = SecurityConfig()
     log: LogConfig = LogConfig()
 
@@ -315,10 +423,18 @@ def _check_values(config: Config) -> None:
             for each in value.values() if isinstance(value, dict) else (value,):
                 if isinstance(each, float) and not math.isfinite(each):
                     raise ConfigError(f"{section.name}.{name}", f"{each} is not a finite number")
-    for address in config.kv.advertise.values():
-        _check_address("kv.advertise", address)
-    if config.worker.rpc_advertise:
-        _check_address("worker.rpc_advertise", config.worker.rpc_advertise)
+    for setting, addresses in (
+        ("kv.advertise", config.kv.advertise.values()),
+        ("pool.kv_advertise", config.pool.kv_advertise.values()),
+        ("worker.rpc_advertise", filter(None, [config.worker.rpc_advertise])),
+        ("pool.rpc_advertise", filter(None, [config.pool.rpc_advertise])),
+    ):
+        for address in addresses:
+            _check_address(setting, address)
+    if config.cache.checkpoint_tokens % HASH_UNIT_TOKENS:
+        raise ConfigError("cache.checkpoint_tokens", f"is no multiple of {HASH_UNIT_TOKENS}")
+    if config.pool.store == "disk" and not config.pool.disk_dir:
+        raise ConfigError("pool.disk_dir", "is missing, with pool.store = disk")
 
 
 def _check_address(setting: str, address: str) -> None:
@@ -330,7 +446,12 @@ def _check_address(setting: str, address: str) -> None:
 def _check_security(config: Config) -> None:
     own = config.security
     check_files(own.mode, {"security.ca": own.ca, "security.cert": own.cert, "security.key": own.key})
-    hosts = {"worker.rpc_host": config.worker.rpc_host, "kv.host": config.kv.host}
+    hosts = {
+        "worker.rpc_host": config.worker.rpc_host,
+        "kv.host": config.kv.host,
+        "pool.rpc_host": config.pool.rpc_host,
+        "pool.kv_host": config.pool.kv_host,
+    }
     check_exposure(own.mode, own.kv, hosts, allow_plain=own.allow_plain)
 
 

@@ -29,14 +29,16 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One sequence to be completed. `prompt` holds token ids, packed as little-endian uint32, as they cross the
-    wire."""
+    """One sequence to be completed. `prompt` holds token ids, packed as little-endian uint32, as they cross the wire.
+    `salt` keeps the cached prefixes of the tenant apart from all others': the router makes it, and no client sees
+    it."""
 
     id: RequestId
     model: str
     prompt: bytes
     sampling: Sampling
     tenant: str = ""
+    salt: bytes = field(default=b"", repr=False)
 
     @property
     def prompt_tokens(self) -> int:
@@ -70,6 +72,7 @@ class Match:
     kv: int = 0
 
 
+NO_MATCH = Match()
 Matches = Mapping[NodeId, Match]
 NO_MATCHES: Matches = MappingProxyType({})
 
@@ -165,7 +168,8 @@ class Route:
     """Where a request is prefilled and decoded, and why. `prefill == decode` means that no KV moves.
 
     `uncached_tokens` is what the rule compared with `threshold_tokens`; `prefill_tokens` is what the chosen node has to
-    compute; `transfer_tokens` is the KV that has to cross.
+    compute; `transfer_tokens` is the KV that has to cross. Without `use_cache` nothing is taken from a cache, whatever
+    it holds.
     """
 
     prefill: NodeId
@@ -180,6 +184,7 @@ class Route:
     transfer_bytes: int | None = None
     predicted: Predicted | None = None
     pull: Pull | None = None
+    use_cache: bool = True
 
     @property
     def moves_kv(self) -> bool:

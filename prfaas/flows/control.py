@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Never, Protocol
 
-from prfaas.cluster import ClusterView, LinkState, Node, NodeId, NodeKind, Plan, RegionId
+from prfaas.cluster import ClusterView, LinkState, Node, NodeId, NodeKind, Plan, Pool, RegionId
 from prfaas.flows.ports import Clock
 from prfaas.request import Mode
 from prfaas.scheduling.congestion import LinkEstimator
@@ -54,6 +54,10 @@ class ControlPorts(Clock, Protocol):
 
     def reports(self) -> Iterable[tuple[Node, float]]:
         """Nodes whose telemetry has arrived since this was last asked, and when it did."""
+        ...
+
+    def pool_reports(self) -> Iterable[tuple[Pool, float]]:
+        """The same of shards of the cache."""
         ...
 
     def demand(self) -> DemandSnapshot:
@@ -101,6 +105,8 @@ async def fast_loop(
         for node, at in ports.reports():
             links.report(node, at)
             hearing.report(node.id, at)
+        for pool, at in ports.pool_reports():
+            links.report_of(pool.id, pool.region, view.pool_egress.get(pool.id, ()), at)
         states, pinned = links.update(now), ports.pinned()
         signals = read(
             view,

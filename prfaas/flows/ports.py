@@ -30,7 +30,8 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """Room on the decode node for one attempt: KV bytes and a place in its admission, held until it is released."""
+    """Room on the decode node for one attempt: KV bytes and a place in its admission, held until it is released. The KV
+    of the first `held_tokens` is there already."""
 
     decode: NodeId
     attempt: AttemptId
@@ -38,18 +39,22 @@ class Reservation:
     generation: int
     incarnation: int
     permit: Permit = NO_PERMIT
+    held_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillReport:
     """What the prefill side measured. `exposed_s`: from the last part being computed to the receiver's
-    acknowledgement."""
+    acknowledgement. `cached_tokens` were not computed but came from a cache, `pulled_bytes` of them from another
+    region's."""
 
     queue_s: float
     compute_s: float
     exposed_s: float
     prefill_tokens: int
     kv_bytes: int
+    cached_tokens: int = 0
+    pulled_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +90,10 @@ class ServePorts(Clock, Protocol):
         ...
 
     async def prefill(
-        self, prefill: NodeId, attempt: AttemptId, request: Request, reservation: Reservation
+        self, route: Route, attempt: AttemptId, request: Request, reservation: Reservation
     ) -> PrefillReport:
-        """Compute the prompt up to N-1; returns when the KV is complete and checked at the reservation."""
+        """Compute the prompt up to N-1 where the route says; returns when the KV is complete and checked at the
+        reservation."""
         ...
 
     def decode(self, reservation: Reservation, request: Request) -> AsyncIterator[TokenBatch]:

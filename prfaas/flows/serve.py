@@ -3,12 +3,13 @@
 Whatever happens, both nodes of every attempt are told to let go of it, in a `finally` that waits for nothing: after the
 last token, after a failure, when the client leaves at any await, and when the generator is closed between two batches.
 Until the first token a failed attempt is followed by another, under a new id and with a reservation of its own;
-afterwards a failure is the client's to see. Only where the decode node prefills at last, because nobody else could, it
+afterwards a failure is the client's to see. What a cache holds may have been what failed: unless the attempt was merely
+refused, the next ones do without. Only where the decode node prefills at last, because nobody else could, it
 goes on under the attempt that failed: what has arrived of its KV need not be computed again.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
 
@@ -26,7 +27,7 @@ from prfaas.errors import (
 )
 from prfaas.flows.ports import PrefillReport, Reservation, ServePorts, TokenBatch
 from prfaas.flows.story import Attempt, Ending, Story
-from prfaas.request import TOKEN_BYTES, Matches, Request, Route
+from prfaas.request import NO_MATCH, NO_MATCHES, TOKEN_BYTES, Matches, Request, Route
 from prfaas.scheduling.routing import RoutingParams, choose, fallback
 
 #: How a route is decided. Another one than `choose` is for comparison.
@@ -73,6 +74,7 @@ async def serve(
         route, kept = _route(request, matches, params, ports, failures, kept)
         if not failures.causes:
             ports.routed(request, route)
+            story.match = matches.get(route.prefill) or NO_MATCH
         laps.append(ports.now())
         attempt = Attempt(kept.attempt if kept is not None else ports.new_attempt(), route)
         story.attempts.append(attempt)
@@ -84,7 +86,7 @@ async def serve(
             laps.append(ports.now())
 
             stage = Ending.PREFILL_LOST
-            prefilling = ports.prefill(route.prefill, attempt.id, request, reservation)
+            prefilling = ports.prefill(route, attempt.id, request, reservation)
             story.prefill = await ports.within(_prefill_timeout_s(request, params), "prefill", prefilling)
             laps.append(ports.now())
 
@@ -129,12 +131,14 @@ class _Failures:
     of_prefill: bool = False
     #: The decode node has no room for KV on its way; a prefill on the node itself needs none.
     of_room: bool = False
+    use_cache: bool = True
 
     def add(self, error: PrfaasError, stage: Ending, route: Route) -> None:
         # A pair of nodes whose namespaces differ is found out by the decode node, but it is the prefill node that is
         # exchanged: others have to fit the decode node as well.
         prefill = stage is Ending.PREFILL_LOST or isinstance(error, NamespaceMismatch)
         self.causes.append(error)
+        self.use_cache &= isinstance(error, (Overloaded, NamespaceMismatch))
         if isinstance(error, Overloaded) and error.resource == KV_ROOM and route.moves_kv:
             self.of_room = True
             return
@@ -161,13 +165,16 @@ def _route(
 ) -> tuple[Route, Reservation | None]:
     """The next route, and the reservation to go on with if it was kept and its node can be had; else it is released."""
     view, rule = ports.view(), ports.routing()
+    if not failures.use_cache:
+        matches = NO_MATCHES
     try:
         if kept is not None and (route := _in_place(request, matches, view, rule, failures, kept)) is not None:
-            return route, kept
+            return (route if failures.use_cache else replace(route, use_cache=False)), kept
         if kept is not None:
             ports.release(kept.decode, kept.attempt)
         decide = fallback if failures.stay(params) else params.choose
-        return decide(request, matches, view, rule, failures.avoid), None
+        route = decide(request, matches, view, rule, failures.avoid)
+        return (route if failures.use_cache else replace(route, use_cache=False)), None
     except (InvalidRequest, PeerUnavailable):
         if failures.causes:
             raise failures.causes[0] from None
@@ -221,14 +228,14 @@ def _account(story: Story, laps: list[float], report: PrefillReport, batch: Toke
     """The terms of the TTFT account that end with the first token.
 
     `network` is what calls took beyond the work that the workers report. Failed attempts were a wait for this one to
-    begin, so their time is added to `queue`, to which the caller may have added its own.
+    begin, so their time is added to `queue`, to which the caller may have added its own, as to `route`.
     """
     failed_s, route_s, reserve_s, prefill_s, first_s = (end - start for start, end in pairwise(laps))
     decode_queue_s, step_s = batch.first_queue_s or 0.0, batch.first_step_s or 0.0
     worked_s = report.queue_s + report.compute_s + report.exposed_s
     story.terms["queue"] = story.terms.get("queue", 0.0) + failed_s
     story.terms |= {
-        "route": route_s,
+        "route": story.terms.get("route", 0.0) + route_s,
         "network": reserve_s + max(0.0, prefill_s - worked_s) + max(0.0, first_s - decode_queue_s - step_s),
         "prefill_queue": report.queue_s,
         "prefill": report.compute_s,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from prfaas.flows.ports import PrefillReport
-from prfaas.request import AttemptId, FinishReason, Route
+from prfaas.request import NO_MATCH, AttemptId, FinishReason, Match, Route
 
 
 class Ending(Enum):
@@ -29,10 +29,11 @@ class Attempt:
 @dataclass(slots=True)
 class Story:
     """All durations in seconds. `terms` holds the TTFT account's terms that the flow measured (see
-    request.TTFT_TERMS)."""
+    request.TTFT_TERMS). `match` is what was known to be cached where the first route prefills."""
 
     attempts: list[Attempt] = field(default_factory=list)
     terms: dict[str, float] = field(default_factory=dict)
+    match: Match = NO_MATCH
     prefill: PrefillReport | None = None
     recomputed_tokens: int = 0
     output_tokens: int = 0

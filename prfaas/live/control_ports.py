@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import structlog
 
-from prfaas.cluster import Budget, ClusterView, LinkState, Node, NodeId, Plan
+from prfaas.cluster import Budget, ClusterView, LinkState, Node, NodeId, Plan, Pool
 from prfaas.errors import PeerUnavailable, StaleEpoch
 from prfaas.flows.control import Pinned
 from prfaas.live.clock import AsyncioClock
@@ -43,10 +43,14 @@ class LiveControlPorts(AsyncioClock):
         self._bandwidth = bandwidth
         self._budgets = BudgetWriter(store, cluster, router)
         self._reports: dict[NodeId, float] = {}
+        self._pool_reports: dict[NodeId, float] = {}
         #: The last round of the slow loop that this router held as the leader.
         self.outcome: Proposal | Hold | None = None
 
     def report(self, node: NodeId, at: float) -> None:
+        if self._follower.record(node) is None:
+            self._pool_reports[node] = at
+            return
         self._reports[node] = at
         self._steering.overlay.reported(node, at)
 
@@ -61,6 +65,11 @@ class LiveControlPorts(AsyncioClock):
             if (telemetry := self._follower.telemetry(name)) is not None:
                 self._steering.pace.decoded(nodes[name], telemetry.counters)
         return [(nodes[name], at) for name, at in reports.items() if name in nodes]
+
+    def pool_reports(self) -> Iterable[tuple[Pool, float]]:
+        reports, self._pool_reports = self._pool_reports, {}
+        pools = self.view().pools
+        return [(pools[name], at) for name, at in reports.items() if name in pools]
 
     def demand(self) -> DemandSnapshot:
         own = self._steering.demand.snapshot(self.now())

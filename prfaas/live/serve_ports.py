@@ -8,7 +8,7 @@ task.
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from prfaas.cluster import ClusterView, Incarnation, Node, NodeId
+from prfaas.cluster import ClusterView, Incarnation, Node, NodeId, RegionId
 from prfaas.errors import EngineFailed, PeerUnavailable
 from prfaas.flows.ports import Clock, PrefillReport, Reservation, TokenBatch
 from prfaas.live.leg import Answer, Leg
@@ -29,7 +29,7 @@ class LiveServePorts:
     """One for all requests of a router process.
 
     `attempt_deadline_s` is how long a worker keeps what nobody releases: the safety net for a router that is alive and
-    has forgotten, so longer than any request may take.
+    has forgotten, so longer than any request may take. `caches`: whether workers may use their region's cache.
     """
 
     def __init__(
@@ -41,10 +41,11 @@ class LiveServePorts:
         steering: Steering,
         *,
         attempt_deadline_s: float = 3600.0,
+        caches: bool = True,
     ) -> None:
         self._clock, self._view, self._links, self._new_id = clock, view, links, new_id
         self._steering = steering
-        self._attempt_deadline_s = attempt_deadline_s
+        self._attempt_deadline_s, self._caches = attempt_deadline_s, caches
         self._seen: ClusterView | None = None
         self._legs: dict[tuple[NodeId, AttemptId], Leg] = {}
 
@@ -90,6 +91,9 @@ class LiveServePorts:
                 source_region=origin.region,
                 source_namespace=origin.namespace,
                 deadline_s=self._attempt_deadline_s,
+                salt=request.salt,
+                tenant=request.tenant,
+                use_cache=self._caches and route.use_cache,
             )
         )
         reserved = _expect(leg, Reserved, await leg.next())
@@ -100,12 +104,13 @@ class LiveServePorts:
             generation=reserved.generation,
             incarnation=reserved.incarnation,
             permit=reserved.permit,
+            held_tokens=reserved.held_tokens,
         )
 
     async def prefill(
-        self, prefill: NodeId, attempt: AttemptId, request: Request, reservation: Reservation
+        self, route: Route, attempt: AttemptId, request: Request, reservation: Reservation
     ) -> PrefillReport:
-        leg = await self._leg(prefill, attempt, request)
+        leg = await self._leg(route.prefill, attempt, request)
         held = self._held(reservation)
         leg.send(
             Prefill(
@@ -113,6 +118,10 @@ class LiveServePorts:
                 prompt=request.prompt,
                 destination=self._destination(reservation) if leg is not held else None,
                 deadline_s=self._attempt_deadline_s,
+                salt=request.salt,
+                tenant=request.tenant,
+                use_cache=self._caches and route.use_cache,
+                pull_region=self._pull_region(route),
             )
         )
         # A reservation that is lost ends the prefill now, not when the sender finds out.
@@ -128,8 +137,10 @@ class LiveServePorts:
             exposed_s=done.exposed_s,
             prefill_tokens=done.prefill_tokens,
             kv_bytes=done.kv_bytes,
+            cached_tokens=done.cached_tokens,
+            pulled_bytes=done.pulled_bytes,
         )
-        self._steering.prefilled(attempt, request, self.view().nodes.get(prefill), report, self.now())
+        self._steering.prefilled(attempt, request, self.view().nodes.get(route.prefill), report, self.now())
         return report
 
     async def decode(self, reservation: Reservation, request: Request) -> AsyncIterator[TokenBatch]:
@@ -168,7 +179,15 @@ class LiveServePorts:
             generation=reservation.generation,
             region=self._node(reservation.decode).region,
             permit=reservation.permit,
+            held_tokens=reservation.held_tokens,
         )
+
+    def _pull_region(self, route: Route) -> RegionId | None:
+        """Where the prefill is to look for more, if its source is still there."""
+        if route.pull is None or not route.pull.chosen:
+            return None
+        source = self.view().nodes.get(route.pull.source)
+        return source.region if source is not None else None
 
     async def _leg(self, node: NodeId, attempt: AttemptId, request: Request) -> Leg:
         """The attempt's leg on the node, opened with its first command there."""

@@ -20,6 +20,7 @@ from prfaas.cluster import (
     NodeId,
     NodeKind,
     NodeLoad,
+    Pool,
     RegionId,
     Role,
     WireRange,
@@ -27,10 +28,11 @@ from prfaas.cluster import (
 
 
 class Kind(Enum):
-    """What a key of a node holds; the value is the part of the key that says so."""
+    """What a key of a node or of a shard of the cache holds; the value is the part of the key that says so."""
 
     NODE = "nodes"
     TELEMETRY = "telemetry"
+    POOL = "pools"
 
 
 def cluster_prefix(cluster: str) -> str:
@@ -121,6 +123,44 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered shard of a region's prefix cache."""
+
+    id: str
+    region: str
+    incarnation: IncarnationHex
+    namespace: str
+    rpc_address: str
+    kv_addresses: dict[str, str] = {}
+    capacity_bytes: int = 0
+    resumes_anywhere: bool = False
+
+    @classmethod
+    def of(cls, pool: Pool) -> Self:
+        return cls(
+            id=pool.id,
+            region=pool.region,
+            incarnation=f"{pool.incarnation:016x}",
+            namespace=pool.namespace,
+            rpc_address=pool.rpc_address,
+            kv_addresses=dict(pool.kv_addresses),
+            capacity_bytes=pool.capacity_bytes,
+            resumes_anywhere=pool.resumes_anywhere,
+        )
+
+    def to_pool(self) -> Pool:
+        return Pool(
+            id=NodeId(self.id),
+            region=RegionId(self.region),
+            incarnation=Incarnation(int(self.incarnation, 16)),
+            namespace=Namespace(self.namespace),
+            rpc_address=self.rpc_address,
+            kv_addresses=MappingProxyType(self.kv_addresses),
+            capacity_bytes=self.capacity_bytes,
+            resumes_anywhere=self.resumes_anywhere,
+        )
+
+
 class EgressRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a node sends to one other region. Who writes no round trip and no retransmissions does not know them."""
 
@@ -174,7 +214,8 @@ class Measured:
 
 
 class TelemetryRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node last measured, and as whom: the incarnation, the role it had, and the how-many-th report it is."""
+    """What a node or a shard last measured, and as whom: the incarnation, the role it had (of a shard without meaning),
+    and the how-many-th report it is."""
 
     incarnation: IncarnationHex
     role: Role
@@ -194,11 +235,11 @@ class TelemetryRecord(msgspec.Struct, frozen=True, kw_only=True):
     counters: dict[str, int] = {}
 
     @classmethod
-    def of(cls, measured: Measured, node: NodeRecord, seq: int) -> Self:
+    def of(cls, measured: Measured, node: NodeRecord | PoolRecord, seq: int) -> Self:
         load = measured.load
         return cls(
             incarnation=node.incarnation,
-            role=node.role,
+            role=node.role if isinstance(node, NodeRecord) else Role.MIXED,
             seq=seq,
             queued_prefill_tokens=load.queued_prefill_tokens,
             active_sequences=load.active_sequences,
@@ -234,6 +275,7 @@ class TelemetryRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 encode = msgspec.json.Encoder().encode
 _decode_node = msgspec.json.Decoder(NodeRecord).decode
+_decode_pool = msgspec.json.Decoder(PoolRecord).decode
 _decode_telemetry = msgspec.json.Decoder(TelemetryRecord).decode
 #: Nesting without end raises RecursionError.
 _UNREADABLE = (msgspec.MsgspecError, RecursionError)
@@ -246,6 +288,15 @@ def read_node(node: NodeId, value: bytes) -> NodeRecord | None:
     except _UNREADABLE:
         return None
     return record if record.id == node else None
+
+
+def read_pool(pool: NodeId, value: bytes) -> PoolRecord | None:
+    """None for what is not a record of this shard."""
+    try:
+        record = _decode_pool(value)
+    except _UNREADABLE:
+        return None
+    return record if record.id == pool else None
 
 
 def read_telemetry(value: bytes) -> TelemetryRecord | None:

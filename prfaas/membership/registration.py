@@ -1,4 +1,5 @@
-"""Keeps one worker registered: its record and its telemetry in the store, under one lease that only this task renews.
+"""Keeps one worker, or one shard of the cache, registered: its record and its telemetry in the store, under one lease
+that only this task renews.
 
 The incarnation never changes while the process lives. An outage of the store costs nothing but time: the worker
 serves on, and once the store is back - with its data, without, or after the lease has run out - the same record is
@@ -15,9 +16,19 @@ from contextlib import suppress
 import msgspec
 import structlog
 
-from prfaas.cluster import Node, NodeId, Role
+from prfaas.cluster import Node, NodeId, Pool, Role
 from prfaas.errors import DeadlineExceeded, PeerUnavailable, PrfaasError
-from prfaas.membership.records import Kind, Measured, NodeRecord, TelemetryRecord, encode, key_of, read_node
+from prfaas.membership.records import (
+    Kind,
+    Measured,
+    NodeRecord,
+    PoolRecord,
+    TelemetryRecord,
+    encode,
+    key_of,
+    read_node,
+    read_pool,
+)
 from prfaas.membership.store import Entry, Lease, LeaseExpired, Store
 
 log = structlog.get_logger(__name__)
@@ -34,21 +45,26 @@ class NodeReplaced(PrfaasError):
 
 
 class Registration:
-    """`run` in a task of its own. `measure` is called about once per `interval_s`, in the event loop."""
+    """`run` in a task of its own. `measure`, if there is something to report, is called about once per `interval_s`, in
+    the event loop."""
 
     def __init__(
         self,
         store: Store,
         cluster: str,
-        node: Node,
-        measure: Callable[[], Measured],
+        node: Node | Pool,
+        measure: Callable[[], Measured] | None = None,
         *,
         lease_ttl_s: float = 30.0,
         interval_s: float = 1.0,
     ) -> None:
         self._store = store
-        self._record = NodeRecord.of(node)
-        self._node_key = key_of(cluster, Kind.NODE, node.id)
+        self._record: NodeRecord | PoolRecord
+        if isinstance(node, Node):
+            kind, self._record = Kind.NODE, NodeRecord.of(node)
+        else:
+            kind, self._record = Kind.POOL, PoolRecord.of(node)
+        self._node_key = key_of(cluster, kind, node.id)
         self._telemetry_key = key_of(cluster, Kind.TELEMETRY, node.id)
         self._measure = measure
         self._lease_ttl_s, self._interval_s = lease_ttl_s, interval_s
@@ -56,7 +72,7 @@ class Registration:
         self._renew_at = self._report_at = 0.0
         self._seq = 0
         #: The record as it stands in the store under our lease.
-        self._published: NodeRecord | None = None
+        self._published: NodeRecord | PoolRecord | None = None
         #: Whether the id has been taken over; from then on it is only defended.
         self._took_over = False
         self._settled, self._woken = asyncio.Event(), asyncio.Event()
@@ -94,7 +110,7 @@ class Registration:
         phase: str = "serving",
         accepting: bool = True,
     ) -> None:
-        """Write what the node has become, as soon as the store can be reached."""
+        """Write what the worker has become, as soon as the store can be reached."""
         changed = {"role": role, "prefill_share": prefill_share, "epoch": epoch, "phase": phase, "accepting": accepting}
         record = msgspec.structs.replace(self._record, **changed)
         if record != self._record:
@@ -122,8 +138,8 @@ class Registration:
             await self._look_after_record(self._lease)
         if self._published != self._record:
             await self._publish(self._lease)
-        if now() >= self._report_at:
-            await self._report(self._lease)
+        if self._measure is not None and now() >= self._report_at:
+            await self._report(self._lease, self._measure())
             self._report_at = now() + self._interval_s
         if self._published == self._record:
             self._settled.set()
@@ -149,14 +165,15 @@ class Registration:
     async def _defended(self) -> Entry | None:
         """The node's entry, unless another incarnation has written it since: NodeReplaced."""
         entry = await self._store.get(self._node_key)
-        other = read_node(NodeId(self._record.id), entry.value) if entry else None
+        read = read_node if isinstance(self._record, NodeRecord) else read_pool
+        other = read(NodeId(self._record.id), entry.value) if entry else None
         if other is not None and other.incarnation != self._record.incarnation:
             raise NodeReplaced(self._record.id, other.incarnation)
         return entry
 
-    async def _report(self, lease: Lease) -> None:
+    async def _report(self, lease: Lease, measured: Measured) -> None:
         self._seq += 1
-        telemetry = TelemetryRecord.of(self._measure(), self._record, self._seq)
+        telemetry = TelemetryRecord.of(measured, self._record, self._seq)
         await self._store.put(self._telemetry_key, encode(telemetry), lease)
 
     def _unsettle(self) -> None:

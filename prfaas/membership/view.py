@@ -11,7 +11,9 @@ make the fold fail. Time enters as an argument and changes two things only:
   that a store that comes back empty does not empty the cluster before the nodes have registered again. A deletion is a
   fact and removes at once.
 
-What the control plane says (plan, pin, drains) is folded beside the nodes, in `direction`.
+The shards of the prefix caches are folded in the same way; their telemetry says what they send. How fresh what is
+known of a shard's index is, its own feed says. What the control plane says (plan, pin, drains) is folded beside the
+nodes, in `direction`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,16 +21,18 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
 
-from prfaas.cluster import ClusterView, Node, NodeId, NodeLoad, RegionId
+from prfaas.cluster import ClusterView, Egress, Node, NodeId, NodeLoad, Pool, RegionId
 from prfaas.membership.direction import Direction
 from prfaas.membership.ranking import Classes
 from prfaas.membership.records import (
     Kind,
     NodeRecord,
+    PoolRecord,
     TelemetryRecord,
     key_of,
     parse_key,
     read_node,
+    read_pool,
     read_telemetry,
 )
 from prfaas.membership.store import Deleted, Entry, Put, Resync, StoreEvent
@@ -46,6 +50,9 @@ class MembershipView:
         self._revision = 0
         self._records: dict[NodeId, NodeRecord] = {}
         self._telemetry: dict[NodeId, TelemetryRecord] = {}
+        self._pools: dict[NodeId, PoolRecord] = {}
+        #: The same object until they change, because who follows them looks often.
+        self._pools_now: Mapping[NodeId, Pool] = MappingProxyType({})
         # Both in the order in which they fall due, because what they wait for is equally long for all.
         self._fresh_since: dict[NodeId, float] = {}
         self._unconfirmed_until: dict[str, float] = {}
@@ -80,6 +87,8 @@ class MembershipView:
                 decode=self._classes.decode.ids(),
                 plan=self.direction.plan_in_force,
                 highest_epoch=self.direction.highest_epoch(),
+                pools=self._pools_now,
+                pool_egress=self._pool_egress(),
             )
         return self._view
 
@@ -92,8 +101,8 @@ class MembershipView:
         return reports
 
     def telemetry(self, node: NodeId) -> TelemetryRecord | None:
-        """The last report of the registered incarnation."""
-        record, telemetry = self._records.get(node), self._telemetry.get(node)
+        """The last report of the registered incarnation, of a node or of a shard."""
+        record, telemetry = self._records.get(node) or self._pools.get(node), self._telemetry.get(node)
         return telemetry if record and telemetry and telemetry.incarnation == record.incarnation else None
 
     def next_due(self) -> float | None:
@@ -109,6 +118,7 @@ class MembershipView:
         assert self._nodes.keys() == self._records.keys()
         for node in self._nodes.values():
             node.check()
+        assert self._pools_now == {name: record.to_pool() for name, record in self._pools.items()}
         self._classes.check()
         self.direction.check()
 
@@ -116,7 +126,8 @@ class MembershipView:
         for entry in entries:
             self._put(entry, now)
         listed = {entry.key for entry in entries}
-        for kind, nodes in ((Kind.NODE, self._records), (Kind.TELEMETRY, self._telemetry)):
+        known = ((Kind.NODE, self._records), (Kind.TELEMETRY, self._telemetry), (Kind.POOL, self._pools))
+        for kind, nodes in known:
             for key in (key_of(self._cluster, kind, node) for node in nodes):
                 if key not in listed:
                     self._unconfirm(key, now)
@@ -131,6 +142,8 @@ class MembershipView:
                 readable = self._put_record(node, entry.value)
             case Kind.TELEMETRY, node:
                 readable = self._put_telemetry(node, entry.value, now)
+            case Kind.POOL, pool:
+                readable = self._put_pool(pool, entry.value)
             case _:
                 said = self._put_direction(entry)
                 if said is None:
@@ -159,6 +172,21 @@ class MembershipView:
             self._place(node)
         return telemetry is not None
 
+    def _put_pool(self, pool: NodeId, value: bytes) -> bool:
+        record = read_pool(pool, value)
+        if record is not None and record != self._pools.get(pool):
+            self._pools[pool] = record
+            self._show_pools()
+        return record is not None
+
+    def _pool_egress(self) -> Mapping[NodeId, tuple[Egress, ...]]:
+        fresh = {name: self.telemetry(name) for name in self._pools if name in self._fresh_since}
+        return MappingProxyType({name: report.load().egress for name, report in fresh.items() if report is not None})
+
+    def _show_pools(self) -> None:
+        self._pools_now = MappingProxyType({name: self._pools[name].to_pool() for name in sorted(self._pools)})
+        self._view = None
+
     def _put_direction(self, entry: Entry) -> bool | None:
         readable = self.direction.put(entry.key, entry.value)
         if readable:
@@ -185,6 +213,8 @@ class MembershipView:
             case Kind.TELEMETRY, node if self._telemetry.pop(node, None):
                 self._fresh_since.pop(node, None)
                 self._place(node)
+            case Kind.POOL, pool if self._pools.pop(pool, None):
+                self._show_pools()
             case None:
                 self.direction.drop(key)
                 self._direct(key)

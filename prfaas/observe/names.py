@@ -165,7 +165,204 @@ LINK_RETRANSMITTED = Gauge(
     _LINK,
 )
 
+#: Of what was found in a cache: how far the KV reaches, and the last state within it, where a prefill can go on.
+CACHE_KIND = Label("kind", ("kv", "joint"))
+CACHE_MATCHED_TOKENS = Counter(
+    "prfaas_router_cache_matched_tokens_total",
+    "Prompt tokens that the index had for the region of the chosen prefill node: KV, and KV with a state to resume at.",
+    (CACHE_KIND,),
+)
+CACHED_TOKENS = Counter(
+    "prfaas_router_cached_tokens_total",
+    "Prompt tokens that prefill took from a cache, as it reported; over prompt tokens this is the prefill skip rate.",
+)
+CACHE_ERROR = Histogram(
+    "prfaas_router_cache_error_tokens",
+    "How far off the index was for requests that it had a prefix of or that reported one. over: it promised more than"
+    " prefill took from the cache; under: less; in bucket 0: neither.",
+    (0.0, *_TOKENS),
+    (Label("sign", ("over", "under")),),
+)
+PULLS = Counter(
+    "prfaas_router_pulls_total",
+    "Routes whose prefill was to bring a prefix from another region's cache, by whether that was worth it and chosen.",
+    (Label("outcome", ("chosen", "not_worth_it")),),
+)
+PULLED_BYTES = Counter(
+    "prfaas_router_pulled_bytes_total", "Cached KV brought from another region for a prefill, as it reported."
+)
+POOL_SHARDS = Gauge(
+    "prfaas_router_pool_shards",
+    "Shards of the cache pool by what the index has of them. Only current ones count in routes; held ones are complete,"
+    " but cannot be heard.",
+    (REGION, Label("state", ("current", "syncing", "held", "stale"))),
+)
+POOL_INDEX_AGE = Gauge(
+    "prfaas_router_pool_index_age_seconds", "Since the shard of a region that was silent longest last spoke.", (REGION,)
+)
+POOL_INDEX_BYTES = Gauge("prfaas_router_pool_index_bytes", "About what memory the index takes, all regions together.")
+POOL_INDEX_FORGOTTEN = Counter(
+    "prfaas_router_pool_index_forgotten_blocks_total", "Blocks that the index forgot so as not to exceed its bytes."
+)
+POOL_UPDATES = Counter("prfaas_router_pool_updates_total", "Messages of the pools about their indexes.", (REGION,))
+POOL_UPDATE_BYTES = Counter("prfaas_router_pool_update_bytes_total", "Bytes of these messages.", (REGION,))
+POOL_STALE = Counter(
+    "prfaas_router_pool_stale_total",
+    "Times that what the index had of a shard became stale, by why.",
+    (Label("reason", ("gap", "backward", "incarnation", "snapshot", "malformed", "silent", "disconnected")),),
+)
+
 _PEER = (PEER_REGION,)
+WORKER_CACHE_LOOKUPS = Counter(
+    "prfaas_worker_cache_lookups_total",
+    "Look-ups in the region's pool, by what they came to.",
+    (Label("outcome", ("hit", "miss", "failed")),),
+)
+WORKER_CACHE_LOOKED_UP_TOKENS = Counter(
+    "prfaas_worker_cache_looked_up_tokens_total", "Prompt tokens that prefill looked up in the pool."
+)
+WORKER_CACHE_HIT_TOKENS = Counter(
+    "prfaas_worker_cache_hit_tokens_total",
+    "Of these, what the pool had: KV, and KV with a state to resume at.",
+    (CACHE_KIND,),
+)
+WORKER_CACHE_WASTED_TOKENS = Counter(
+    "prfaas_worker_cache_wasted_tokens_total",
+    "Tokens computed although the pool had, or could have had, their KV. alignment: past the last whole block of a"
+    " prompt that matched to there; missing_state: past the last state.",
+    (Label("cause", ("alignment", "missing_state")),),
+)
+WORKER_CACHE_SKIPPED_TOKENS = Counter(
+    "prfaas_worker_cache_skipped_tokens_total", "Prompt tokens that prefill resumed past instead of computing them."
+)
+WORKER_CACHE_HELD_TOKENS = Counter(
+    "prfaas_worker_cache_held_tokens_total",
+    "Tokens whose KV a decode node had from the pool, so that prefill did not send it.",
+)
+WORKER_CACHE_GETS = Counter(
+    "prfaas_worker_cache_gets_total",
+    "Segments brought from a pool, by how that ended. expired: all had come, but the lease had not held.",
+    (Label("outcome", ("done", "failed", "expired")),),
+)
+WORKER_CACHE_GET_BYTES = Counter(
+    "prfaas_worker_cache_get_bytes_total", "KV and states that came from the pool of a region.", _PEER
+)
+WORKER_CACHE_GET_SECONDS = Histogram(
+    "prfaas_worker_cache_get_seconds", "From the look-up of a prefix to all of it being there.", _TTFT_S
+)
+WORKER_CACHE_PUTS = Counter(
+    "prfaas_worker_cache_puts_total",
+    "Segments given to the pool, by how that ended. known: it lacked nothing; dropped: too many were on their way.",
+    (Label("outcome", ("published", "known", "refused", "failed", "dropped")),),
+)
+WORKER_CACHE_PUT_BYTES = Counter("prfaas_worker_cache_put_bytes_total", "KV and states sent to the pool.")
+WORKER_CACHE_PULLS = Counter(
+    "prfaas_worker_cache_pulls_total",
+    "Prefills that were to look in another region's pool as well. longer: it had more, and that was brought.",
+    (Label("outcome", ("longer", "no_longer", "failed")),),
+)
+WORKER_CACHE_PULLED_BYTES = Counter(
+    "prfaas_worker_cache_pulled_bytes_total", "Of the bytes that came from pools, those from another region."
+)
+
+_CLASS = Label("class", ("prefix", "transfer", "scratch"))
+_OBJECT = Label("kind", ("kv", "state"))
+POOL_BYTES = Gauge(
+    "prfaas_pool_bytes",
+    "Memory of the pool by what it is for and by the state of its blocks; with the free bytes this is all of it.",
+    (
+        _CLASS,
+        Label("state", ("reserved", "filling", "sealed", "published", "handed", "evicting", "quarantine")),
+    ),
+)
+POOL_FREE_BYTES = Gauge("prfaas_pool_free_bytes", "Free bytes of the pool's memory.")
+POOL_TOTAL_BYTES = Gauge("prfaas_pool_total_bytes", "Bytes of the pool's memory.")
+POOL_PADDING_BYTES = Gauge(
+    "prfaas_pool_padding_bytes",
+    "Bytes of taken blocks that hold nothing, because objects do not fill them.",
+    (_OBJECT,),
+)
+POOL_QUARANTINE_BYTES = Gauge(
+    "prfaas_pool_quarantine_bytes", "Memory that is not used again until it is certain that nobody writes to it."
+)
+POOL_OBJECTS = Gauge("prfaas_pool_objects", "Objects published, in memory or below it.", (_OBJECT,))
+POOL_RESIDENT_OBJECTS = Gauge("prfaas_pool_resident_objects", "Of these, those in memory.", (_OBJECT,))
+POOL_LOOKUPS = Counter(
+    "prfaas_pool_lookups_total", "Look-ups of a segment.", (Label("outcome", ("hit", "miss", "refused")),)
+)
+POOL_LOOKED_UP_TOKENS = Counter("prfaas_pool_looked_up_tokens_total", "Tokens that were looked up, within the limits.")
+POOL_HIT_TOKENS = Counter(
+    "prfaas_pool_hit_tokens_total",
+    "Of these, what was there: KV, and for look-ups of a resume KV with a state.",
+    (CACHE_KIND,),
+)
+POOL_WASTED_TOKENS = Counter(
+    "prfaas_pool_wasted_tokens_total",
+    "KV that a resume could not use. alignment: past the last whole block within the limit; missing_state: past the"
+    " last state.",
+    (Label("cause", ("alignment", "missing_state")),),
+)
+POOL_LEASES = Gauge("prfaas_pool_leases", "Leases in force.")
+POOL_LEASES_ENDED = Counter(
+    "prfaas_pool_leases_ended_total", "Leases that ended, by how.", (Label("how", ("released", "expired")),)
+)
+POOL_GETS = Counter(
+    "prfaas_pool_gets_total",
+    "Segments that were to be sent, by how that ended. damaged: the lower tier had it, but not whole.",
+    (Label("outcome", ("sent", "lost", "expired", "no_room", "damaged")),),
+)
+POOL_GET_SECONDS = Histogram("prfaas_pool_get_seconds", "From being asked for a segment to its receipt.", _TTFT_S)
+POOL_PUTS = Counter(
+    "prfaas_pool_puts_total",
+    "Segments that were offered, by how that ended. known: nothing of it was missing.",
+    (Label("outcome", ("published", "known", "no_room", "quota", "lost", "expired")),),
+)
+POOL_SENT_BYTES = Counter("prfaas_pool_sent_bytes_total", "KV and states sent to a region.", _PEER)
+POOL_RECEIVED_BYTES = Counter("prfaas_pool_received_bytes_total", "KV and states that arrived whole and were checked.")
+POOL_EVICTED = Counter(
+    "prfaas_pool_evicted_total",
+    "Objects that left the cache, by why: states that nobody has resumed from, other states, KV at the end of a prompt,"
+    " what the lower tier lost, and what only memory had and that was needed.",
+    (Label("why", ("unproven", "state", "leaf", "damaged", "unspilled")),),
+)
+POOL_COOLED = Counter(
+    "prfaas_pool_cooled_total", "Copies in memory that were given up while the lower tier keeps the object."
+)
+POOL_ALARMS = Counter(
+    "prfaas_pool_integrity_alarms_total", "Offers of another content under a key that is taken; the old one was kept."
+)
+POOL_STORE_BYTES = Gauge("prfaas_pool_store_bytes", "Bytes in the tier below memory.")
+POOL_STORE_READS = Counter(
+    "prfaas_pool_store_reads_total",
+    "Objects read from the tier below memory.",
+    (Label("outcome", ("read", "missing", "damaged", "failed")),),
+)
+POOL_STORE_WRITES = Counter(
+    "prfaas_pool_store_writes_total",
+    "Objects written to the tier below memory. full: it had no room; dropped: too many were waiting.",
+    (Label("outcome", ("written", "full", "failed", "dropped")),),
+)
+POOL_STORE_QUEUE = Gauge("prfaas_pool_store_queue", "Objects that wait to be written to the tier below memory.")
+POOL_STORE_READ_SECONDS = Histogram("prfaas_pool_store_read_seconds", "Reading one object from below memory.", _TTFT_S)
+POOL_WATCHERS = Gauge("prfaas_pool_watchers", "Routers that follow the index.")
+POOL_WATCHERS_DROPPED = Counter(
+    "prfaas_pool_watchers_dropped_total", "Routers that read too slowly and have to begin again with a snapshot."
+)
+POOL_SNAPSHOTS = Counter("prfaas_pool_snapshots_total", "Snapshots of the index that were sent.")
+POOL_SEQ = Gauge("prfaas_pool_seq", "Number of the latest message of changes.")
+POOL_FAILED_TRANSFERS = Counter(
+    "prfaas_pool_failed_transfers_total", "Transfers, in or out, that did not complete.", (CAUSE,)
+)
+POOL_RPC_REFUSED = Counter(
+    "prfaas_pool_rpc_refused_total",
+    "handshake: connections that made no call with an acceptable certificate within a few seconds; role: calls that the"
+    " certificate's role may not make.",
+    (REFUSAL,),
+)
+POOL_CERTIFICATE_VALID = Gauge(
+    "prfaas_pool_certificate_valid_seconds", "How long the certificate in use is still valid; infinite without one."
+)
+
 ENGINE_PREFILL_TOKENS = Counter("prfaas_worker_engine_prefill_tokens_total", "Prompt tokens that the engine prefilled.")
 DECODE_FORWARDED_TOKENS = Counter(
     "prfaas_worker_decode_forwarded_tokens_total", "Tokens fed to decode steps, prompt tokens included."
@@ -275,6 +472,18 @@ ROUTER: tuple[Metric, ...] = (
     LINK_QUEUE_AGE,
     LINK_RTT,
     LINK_RETRANSMITTED,
+    CACHE_MATCHED_TOKENS,
+    CACHED_TOKENS,
+    CACHE_ERROR,
+    PULLS,
+    PULLED_BYTES,
+    POOL_SHARDS,
+    POOL_INDEX_AGE,
+    POOL_INDEX_BYTES,
+    POOL_INDEX_FORGOTTEN,
+    POOL_UPDATES,
+    POOL_UPDATE_BYTES,
+    POOL_STALE,
 )
 WORKER: tuple[Metric, ...] = (
     ENGINE_PREFILL_TOKENS,
@@ -309,7 +518,55 @@ WORKER: tuple[Metric, ...] = (
     PLAN_EPOCH,
     ROLE_CHANGES,
     REFUSED_PLANS,
+    WORKER_CACHE_LOOKUPS,
+    WORKER_CACHE_LOOKED_UP_TOKENS,
+    WORKER_CACHE_HIT_TOKENS,
+    WORKER_CACHE_WASTED_TOKENS,
+    WORKER_CACHE_SKIPPED_TOKENS,
+    WORKER_CACHE_HELD_TOKENS,
+    WORKER_CACHE_GETS,
+    WORKER_CACHE_GET_BYTES,
+    WORKER_CACHE_GET_SECONDS,
+    WORKER_CACHE_PUTS,
+    WORKER_CACHE_PUT_BYTES,
+    WORKER_CACHE_PULLS,
+    WORKER_CACHE_PULLED_BYTES,
+)
+POOL: tuple[Metric, ...] = (
+    POOL_BYTES,
+    POOL_FREE_BYTES,
+    POOL_TOTAL_BYTES,
+    POOL_PADDING_BYTES,
+    POOL_QUARANTINE_BYTES,
+    POOL_OBJECTS,
+    POOL_RESIDENT_OBJECTS,
+    POOL_LOOKUPS,
+    POOL_LOOKED_UP_TOKENS,
+    POOL_HIT_TOKENS,
+    POOL_WASTED_TOKENS,
+    POOL_LEASES,
+    POOL_LEASES_ENDED,
+    POOL_GETS,
+    POOL_GET_SECONDS,
+    POOL_PUTS,
+    POOL_SENT_BYTES,
+    POOL_RECEIVED_BYTES,
+    POOL_EVICTED,
+    POOL_COOLED,
+    POOL_ALARMS,
+    POOL_STORE_BYTES,
+    POOL_STORE_READS,
+    POOL_STORE_WRITES,
+    POOL_STORE_QUEUE,
+    POOL_STORE_READ_SECONDS,
+    POOL_WATCHERS,
+    POOL_WATCHERS_DROPPED,
+    POOL_SNAPSHOTS,
+    POOL_SEQ,
+    POOL_FAILED_TRANSFERS,
+    POOL_RPC_REFUSED,
+    POOL_CERTIFICATE_VALID,
 )
 RELAY: tuple[Metric, ...] = (RELAY_BYTES,)
 
-COMPONENTS: Mapping[str, tuple[Metric, ...]] = {"router": ROUTER, "worker": WORKER, "relay": RELAY}
+COMPONENTS: Mapping[str, tuple[Metric, ...]] = {"router": ROUTER, "worker": WORKER, "pool": POOL, "relay": RELAY}

@@ -4,7 +4,7 @@ A command or an event always belongs to one attempt, which travels beside it. Af
 nothing of the attempt any more; whatever is cancelled before that is not answered.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prfaas.cluster import Incarnation, Namespace, NodeId, RegionId, WireRange
 from prfaas.errors import PrfaasError
@@ -13,7 +13,8 @@ from prfaas.request import NO_PERMIT, FinishReason, Permit, RequestId, Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """Take room for the attempt, for KV that will come from `source_node` (which may be this worker itself)."""
+    """Take room for the attempt, for KV that will come from `source_node` (which may be this worker itself). `salt`
+    keys the prefixes of the tenant; with `use_cache` cached ones may be used, and new ones given to the cache."""
 
     request_id: RequestId
     prompt: bytes
@@ -22,6 +23,9 @@ class Reserve:
     source_region: RegionId
     source_namespace: Namespace
     deadline_s: float
+    salt: bytes = field(default=b"", repr=False)
+    tenant: str = ""
+    use_cache: bool = False
 
 
 NO_REGION = RegionId("")
@@ -29,8 +33,8 @@ NO_REGION = RegionId("")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Where the KV of a prefill goes: one reservation on one life of a node. A router of an older version does not say
-    the region."""
+    """Where the KV of a prefill goes: one reservation on one life of a node, which has the KV of `held_tokens` already.
+    A router of an older version does not say the region."""
 
     node: NodeId
     incarnation: Incarnation
@@ -38,16 +42,22 @@ class Destination:
     generation: int
     region: RegionId = NO_REGION
     permit: Permit = NO_PERMIT
+    held_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """Compute the prompt up to its last token. Without a destination the KV stays for a Decode of the same attempt."""
+    """Compute the prompt up to its last token. Without a destination the KV stays for a Decode of the same attempt.
+    `pull_region`: what its cache has more than the own region's is to be brought from there."""
 
     request_id: RequestId
     prompt: bytes
     destination: Destination | None
     deadline_s: float
+    salt: bytes = field(default=b"", repr=False)
+    tenant: str = ""
+    use_cache: bool = False
+    pull_region: RegionId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +77,13 @@ Command = Reserve | Prefill | Decode | Cancel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved:
+    """The KV of the first `held_tokens` is here already."""
+
     kv_address: str
     generation: int
     incarnation: Incarnation
     permit: Permit = NO_PERMIT
+    held_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +95,8 @@ class PrefillDone:
     exposed_s: float
     prefill_tokens: int
     kv_bytes: int
+    cached_tokens: int = 0
+    pulled_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,8 @@ MAX_COMMAND_BYTES = 16 << 20
 #: Of an attempt's keys, and at most of its ticket.
 KEY_BYTES = 16
 MAX_TICKET_BYTES = 256
+#: A digest's worth.
+MAX_SALT_BYTES = 64
 
 TopLogits = tuple[tuple[int, float], ...]
 
@@ -92,7 +94,7 @@ def pack_event(attempt: bytes, event: Event) -> pb.Event:
     """`attempt` is packed already: a failure is answered under whatever bytes the command came with."""
     match event:
         case Reserved():
-            return pb.Event(attempt=attempt, reserved=_pack_reserved(event))
+            return pb.Event(attempt=attempt, reserved=pack_reserved(event))
         case PrefillDone():
             return pb.Event(attempt=attempt, prefill_done=_pack_prefill_done(event))
         case Tokens():
@@ -116,7 +118,7 @@ def unpack_event(message: pb.Event, attempt: AttemptId, worker: NodeId) -> Event
 def _unpack_event(message: pb.Event, attempt: AttemptId, worker: NodeId) -> Event | None:
     match message.WhichOneof("kind"):
         case "reserved":
-            return _unpack_reserved(message.reserved)
+            return unpack_reserved(message.reserved)
         case "prefill_done":
             return _unpack_prefill_done(message.prefill_done)
         case "tokens":
@@ -177,6 +179,9 @@ def _pack_reserve(command: Reserve) -> pb.Reserve:
         source_region=command.source_region,
         source_namespace=command.source_namespace,
         deadline_ms=milliseconds(command.deadline_s),
+        salt=command.salt,
+        tenant=command.tenant,
+        use_cache=command.use_cache,
     )
 
 
@@ -196,48 +201,74 @@ def _unpack_reserve(message: pb.Reserve) -> Reserve:
         source_region=RegionId(message.source_region),
         source_namespace=Namespace(message.source_namespace),
         deadline_s=message.deadline_ms / 1000,
+        salt=_salt(message.salt),
+        tenant=message.tenant,
+        use_cache=message.use_cache,
     )
+
+
+def _salt(salt: bytes) -> bytes:
+    if len(salt) > MAX_SALT_BYTES:
+        raise InvalidRequest(f"a salt of {len(salt)} bytes", param="salt")
+    return salt
 
 
 def _pack_prefill(command: Prefill) -> pb.Prefill:
     message = pb.Prefill(
-        request=command.request_id, prompt=command.prompt, deadline_ms=milliseconds(command.deadline_s)
+        request=command.request_id,
+        prompt=command.prompt,
+        deadline_ms=milliseconds(command.deadline_s),
+        salt=command.salt,
+        tenant=command.tenant,
+        use_cache=command.use_cache,
+        pull_region=command.pull_region or "",
     )
-    if (to := command.destination) is not None:
-        destination = pb.Destination(
-            node=to.node,
-            incarnation=to.incarnation,
-            kv_address=to.kv_address,
-            generation=to.generation,
-            region=to.region,
-            ticket=to.permit.ticket,
-            key_out=to.permit.key_out,
-            key_back=to.permit.key_back,
-        )
-        message.destination.CopyFrom(destination)
+    if command.destination is not None:
+        message.destination.CopyFrom(pack_destination(command.destination))
     return message
 
 
 def _unpack_prefill(message: pb.Prefill) -> Prefill:
-    destination = None
-    if message.HasField("destination"):
-        destination = Destination(
-            node=NodeId(message.destination.node),
-            incarnation=Incarnation(message.destination.incarnation),
-            kv_address=message.destination.kv_address,
-            generation=message.destination.generation,
-            region=RegionId(message.destination.region),
-            permit=_permit(message.destination),
-        )
     return Prefill(
         request_id=RequestId(message.request),
         prompt=_prompt(message.prompt),
-        destination=destination,
+        destination=unpack_destination(message.destination) if message.HasField("destination") else None,
         deadline_s=message.deadline_ms / 1000,
+        salt=_salt(message.salt),
+        tenant=message.tenant,
+        use_cache=message.use_cache,
+        pull_region=RegionId(message.pull_region) if message.pull_region else None,
     )
 
 
-def _pack_reserved(event: Reserved) -> pb.Reserved:
+def pack_destination(to: Destination) -> pb.Destination:
+    return pb.Destination(
+        node=to.node,
+        incarnation=to.incarnation,
+        kv_address=to.kv_address,
+        generation=to.generation,
+        region=to.region,
+        ticket=to.permit.ticket,
+        key_out=to.permit.key_out,
+        key_back=to.permit.key_back,
+        held_tokens=to.held_tokens,
+    )
+
+
+def unpack_destination(message: pb.Destination) -> Destination:
+    """Raises InvalidRequest for what is no ticket, or no key."""
+    return Destination(
+        node=NodeId(message.node),
+        incarnation=Incarnation(message.incarnation),
+        kv_address=message.kv_address,
+        generation=message.generation,
+        region=RegionId(message.region),
+        permit=_permit(message),
+        held_tokens=message.held_tokens,
+    )
+
+
+def pack_reserved(event: Reserved) -> pb.Reserved:
     return pb.Reserved(
         kv_address=event.kv_address,
         generation=event.generation,
@@ -245,15 +276,17 @@ def _pack_reserved(event: Reserved) -> pb.Reserved:
         ticket=event.permit.ticket,
         key_out=event.permit.key_out,
         key_back=event.permit.key_back,
+        held_tokens=event.held_tokens,
     )
 
 
-def _unpack_reserved(message: pb.Reserved) -> Reserved:
+def unpack_reserved(message: pb.Reserved) -> Reserved:
     return Reserved(
         kv_address=message.kv_address,
         generation=message.generation,
         incarnation=Incarnation(message.incarnation),
         permit=_permit(message),
+        held_tokens=message.held_tokens,
     )
 
 
@@ -271,6 +304,8 @@ def _pack_prefill_done(event: PrefillDone) -> pb.PrefillDone:
         exposed_s=event.exposed_s,
         prefill_tokens=event.prefill_tokens,
         kv_bytes=event.kv_bytes,
+        cached_tokens=event.cached_tokens,
+        pulled_bytes=event.pulled_bytes,
     )
 
 
@@ -281,6 +316,8 @@ def _unpack_prefill_done(message: pb.PrefillDone) -> PrefillDone:
         exposed_s=message.exposed_s,
         prefill_tokens=message.prefill_tokens,
         kv_bytes=message.kv_bytes,
+        cached_tokens=message.cached_tokens,
+        pulled_bytes=message.pulled_bytes,
     )
 
 

@@ -7,10 +7,10 @@ repeated now and then, because a split that nobody repeats lapses. Where the lin
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from prfaas.cluster import Budget, ClusterView, NodeId
+from prfaas.cluster import Budget, ClusterView, Egress, NodeId
 from prfaas.scheduling.readings import is_known, known
 from prfaas.scheduling.rule import Pair
 
@@ -128,8 +128,12 @@ def _backlogs(view: ClusterView, pair: Pair) -> dict[NodeId, float]:
     """What each node of the source region had to send to the target. What is not a number is nothing."""
     source, target = pair
     found: dict[NodeId, float] = {}
-    for node in view.nodes.values():
-        for egress in node.load.egress if node.region == source else ():
+    senders: list[tuple[NodeId, Sequence[Egress]]]
+    senders = [(node.id, node.load.egress) for node in view.nodes.values() if node.region == source]
+    pools = view.pools
+    senders += [(name, egress) for name, egress in view.pool_egress.items() if pools[name].region == source]
+    for name, reported in senders:
+        for egress in reported:
             if egress.region == target:
-                found[node.id] = (known(egress.queued_bytes) or 0.0) + HORIZON_S * (known(egress.sent_bytes_per_s) or 0)
+                found[name] = (known(egress.queued_bytes) or 0.0) + HORIZON_S * (known(egress.sent_bytes_per_s) or 0)
     return found

@@ -52,12 +52,16 @@ class LinkEstimator:
             self._links[pair] = _Link(pair, line if is_known(line) else None, params)
 
     def report(self, node: Node, now: float) -> None:
-        """Telemetry of a node has arrived. One with nonsense in it is no report."""
-        if not all(map(_sound, node.load.egress)):
+        """Telemetry of a node has arrived."""
+        self.report_of(node.id, node.region, node.load.egress, now)
+
+    def report_of(self, name: NodeId, region: RegionId, egress: Sequence[Egress], now: float) -> None:
+        """What somebody in `region` sends. A report with nonsense in it is none."""
+        if not all(map(_sound, egress)):
             return
-        self._reports[node.id] = _Report(node.region, node.load.egress, now)
-        for each in node.load.egress:
-            pair = (node.region, each.region)
+        self._reports[name] = _Report(region, tuple(egress), now)
+        for each in egress:
+            pair = (region, each.region)
             if pair not in self._links:
                 self._links[pair] = _Link(pair, None, self._params)
 

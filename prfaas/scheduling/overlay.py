@@ -167,6 +167,8 @@ class Overlay:
             view.highest_epoch,
             Loads(nodes, own),
             busy,
+            view.pools,
+            view.pool_egress,
         )
 
     def _forget_departed(self, view: ClusterView) -> None:

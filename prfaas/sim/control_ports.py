@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
-from prfaas.cluster import ClusterView, LinkState, Node, Plan
+from prfaas.cluster import ClusterView, LinkState, Node, Plan, Pool
 from prfaas.errors import PeerUnavailable, StaleEpoch
 from prfaas.flows.control import Pinned
 from prfaas.membership.direct import publish_plan
@@ -56,6 +56,9 @@ class SimControlPorts:
 
     def reports(self) -> Iterable[tuple[Node, float]]:
         return self._router.reports()
+
+    def pool_reports(self) -> Iterable[tuple[Pool, float]]:
+        return ()
 
     def demand(self) -> DemandSnapshot:
         return self._demand()

@@ -25,7 +25,8 @@ class Reporter:
         self, cluster: SimCluster, store: SimStore, name: str, worker: SimWorker, period_s: float, offset_s: float
     ) -> None:
         self._cluster, self._store, self._worker = cluster, store, worker
-        self._node_key, self._telemetry_key = (key_of(name, kind, worker.node.id) for kind in Kind)
+        self._node_key = key_of(name, Kind.NODE, worker.node.id)
+        self._telemetry_key = key_of(name, Kind.TELEMETRY, worker.node.id)
         self._period_s = period_s
         self.record = NodeRecord.of(worker.node)
         self._published: NodeRecord | None = None

@@ -94,9 +94,9 @@ class RouterPorts(SimServePorts):
         return await super().reserve(attempt, request, route)
 
     async def prefill(
-        self, prefill: NodeId, attempt: AttemptId, request: Request, reservation: Reservation
+        self, route: Route, attempt: AttemptId, request: Request, reservation: Reservation
     ) -> PrefillReport:
-        report = await super().prefill(prefill, attempt, request, reservation)
+        report = await super().prefill(route, attempt, request, reservation)
         self._router.overlay.prefilled(attempt, self.now())
         return report
 

@@ -63,12 +63,12 @@ class SimServePorts:
         return reservation
 
     async def prefill(
-        self, prefill: NodeId, attempt: AttemptId, request: Request, reservation: Reservation
+        self, route: Route, attempt: AttemptId, request: Request, reservation: Reservation
     ) -> PrefillReport:
         def job(worker: SimWorker, reply: Reply) -> None:
             worker.prefill(attempt, request, self._cluster.way(worker, reservation), reply)
 
-        report: PrefillReport = await self._command(prefill, attempt, "prefill", job).next()
+        report: PrefillReport = await self._command(route.prefill, attempt, "prefill", job).next()
         return report
 
     async def decode(self, reservation: Reservation, request: Request) -> AsyncIterator[TokenBatch]:

@@ -18,6 +18,7 @@ from prfaas.identities import open_identity
 from prfaas.live.clock import AsyncioClock
 from prfaas.live.link import GrpcTokenLink, LinkParams, LinkPool, TokenLink
 from prfaas.live.link_stream import LinkCounters
+from prfaas.live.pools import CachePools
 from prfaas.live.serve_ports import LiveServePorts
 from prfaas.process import StopSignals
 from prfaas.rpc.identity import Identity, dial
@@ -34,6 +35,7 @@ from services.router.http.server import HttpServer
 from services.router.metrics import RouterMetrics
 from services.router.openai.api import OpenAiApi
 from services.router.openai.settings import OpenAiSettings
+from services.router.tenants import Tenants
 
 ADMIN_DRAIN_S = 1.0
 #: What a router that is about to stop leaves to others at once.
@@ -68,9 +70,19 @@ async def _serve(config: Config, stop: StopSignals) -> None:
         links = LinkPool(partial(_connect, LinkParams(), counters, identity))
         stack.push_async_callback(links.close)
         view, steering = control.follower.view, control.steering
-        ports = LiveServePorts(AsyncioClock(), view, links, new_attempt_id, steering)
-        metrics = RouterMetrics([model], control.follower.age_s, lambda: control.election.leads, counters)
-        backend = ClusterBackend(view, ports, steering, _params(config), metrics, own.max_in_flight)
+        caches = _caches(config, control, identity) if config.cache.enabled else None
+        ports = LiveServePorts(AsyncioClock(), view, links, new_attempt_id, steering, caches=config.cache.enabled)
+        metrics = RouterMetrics([model], control.follower.age_s, lambda: control.election.leads, counters, caches)
+        backend = ClusterBackend(
+            view,
+            ports,
+            steering,
+            _params(config),
+            metrics,
+            own.max_in_flight,
+            Tenants.of(config.cache, config.cluster.name).salt,
+            caches.matches if caches is not None else None,
+        )
         api = OpenAiApi(
             backend,
             tokenizer,
@@ -82,11 +94,11 @@ async def _serve(config: Config, stop: StopSignals) -> None:
         )
         server, port = await _listen(api.handle, own, "router.port", own.host, own.port)
         if own.admin_key:
-            handle = AdminApi(control.operator(), own.admin_key).handle
+            handle = AdminApi(control.operator(caches), own.admin_key).handle
             admin, admin_port = await _listen(handle, own, "router.admin_port", own.admin_host, own.admin_port)
             stack.push_async_callback(admin.drain, ADMIN_DRAIN_S)
             control.admin = f"{own.admin_host}:{admin_port}"
-        beside = {name: group.create_task(story, name=name) for name, story in control.stories().items()}
+        beside = {name: group.create_task(story, name=name) for name, story in control.stories(caches).items()}
         stop.ready()
         log.info("router is serving", host=own.host, port=port, router=control.router, admin=control.admin or None)
         await stop.wait()
@@ -104,6 +116,16 @@ async def _listen(handle: Handle, own: RouterConfig, setting: str, host: str, po
         return server, await server.start(host, port)
     except OSError as error:
         raise ConfigError(setting, f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def _caches(config: Config, control: Control, identity: Identity | None) -> CachePools:
+    return CachePools(
+        control.router,
+        control.follower.view,
+        partial(dial, identity, PeerRole.CACHE_POOL),
+        bound_bytes=config.cache.index_bytes,
+        stale_s=config.cache.stale_s,
+    )
 
 
 def _params(config: Config) -> ServeParams:

@@ -2,8 +2,9 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from prfaas.cluster import ClusterView, Role
 from prfaas.errors import Overloaded
@@ -11,13 +12,17 @@ from prfaas.flows.ports import ServePorts, TokenBatch
 from prfaas.flows.serve import ServeParams, serve
 from prfaas.flows.story import Story
 from prfaas.live.steering import Steering
-from prfaas.request import NO_MATCHES, AttemptId, Request, RequestId
+from prfaas.request import NO_MATCHES, AttemptId, Matches, Request, RequestId
 from services.router.metrics import RouterMetrics
 from services.router.openai.port import ModelCard
 
+#: What is cached of a request's prompt.
+Find = Callable[[Request], Awaitable[Matches]]
+
 
 class ClusterBackend:
-    """`view` is this router's own copy of the cluster; nothing remote is asked on the way of a request."""
+    """`view` is this router's own copy of the cluster, and `matches` reads one of what is cached: nothing remote is
+    asked on the way of a request. `salt` is a tenant's."""
 
     def __init__(
         self,
@@ -27,7 +32,10 @@ class ClusterBackend:
         params: ServeParams,
         metrics: RouterMetrics,
         max_in_flight: int,
+        salt: Callable[[str], bytes],
+        matches: Find | None = None,
     ) -> None:
+        self._salt, self._matches = salt, matches
         self._view, self._ports, self._params, self._steering = view, ports, params, steering
         self._metrics, self._max_in_flight = metrics, max_in_flight
         self._in_flight = 0
@@ -61,7 +69,8 @@ class ClusterBackend:
         self._in_flight += 1
         self._steering.decisions.begun(request, story)
         try:
-            async with aclosing(serve(request, NO_MATCHES, self._params, self._ports, story)) as batches:
+            request, matches = await self._looked_up(request, story)
+            async with aclosing(serve(request, matches, self._params, self._ports, story)) as batches:
                 last_s: float | None = None
                 async for batch in batches:
                     now_s = self._ports.now()
@@ -73,6 +82,16 @@ class ClusterBackend:
             self._in_flight -= 1
             if story.finish is not None:
                 self._steering.finished(story.output_tokens, self._ports.now())
+
+    async def _looked_up(self, request: Request, story: Story) -> tuple[Request, Matches]:
+        """The request with the salt of its tenant, and what is cached of it."""
+        request = replace(request, salt=self._salt(request.tenant))
+        if self._matches is None:
+            return request, NO_MATCHES
+        begun_s = self._ports.now()
+        matches = await self._matches(request)
+        story.terms["route"] = self._ports.now() - begun_s
+        return request, matches
 
     def new_request_id(self) -> RequestId:
         return RequestId(secrets.token_hex(16))

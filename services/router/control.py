@@ -14,6 +14,7 @@ from prfaas.flows.control import ControlParams, fast_loop, slow_loop
 from prfaas.flows.pacing import pacing_loop
 from prfaas.live.control_ports import LiveControlPorts
 from prfaas.live.demand_report import record_of
+from prfaas.live.pools import CachePools
 from prfaas.live.steering import Steering
 from prfaas.membership.announce import Announcement
 from prfaas.membership.election import Election
@@ -47,7 +48,7 @@ class Control:
         self.follower = ClusterFollower(store, self._cluster, self.pd_region, reported=self._reported)
         self.election = Election(store, self._cluster, router, lambda: self.follower.view().highest_epoch)
         demand = DemandParams(lengths_half_life_s=self._routing.demand_half_life_s)
-        self.steering = Steering(self.pd_region, _rule(self._routing, model, self.pd_region), time.monotonic(), demand)
+        self.steering = Steering(self.pd_region, _rule(config, model, self.pd_region), time.monotonic(), demand)
         self.ports = LiveControlPorts(
             store, self._cluster, router, self.follower, self.election, self.steering, self._routing.bandwidth
         )
@@ -59,7 +60,7 @@ class Control:
             slow_period_s=self._routing.slow_period_s if self._routing.rebalance == "on" else math.inf,
         )
 
-    def operator(self) -> Operator:
+    def operator(self, caches: CachePools | None) -> Operator:
         return Operator(
             self._store,
             self._cluster,
@@ -69,9 +70,10 @@ class Control:
             self.steering,
             self.ports,
             self._routing.threshold_tokens,
+            caches,
         )
 
-    def stories(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+    def stories(self, caches: CachePools | None) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What runs beside the serving, by name, until it is cancelled."""
         routing = self._routing
         lines = {(RegionId(region), self.pd_region): rate for region, rate in routing.lines.items()}
@@ -85,6 +87,7 @@ class Control:
             "fast loop": lambda: fast_loop(self.ports, links, ThresholdController(thresholds), self._params),
             "pacing": lambda: pacing_loop(self.ports, Budgeter(lines, pacing), self._params.report_s),
             "slow loop": lambda: slow_loop(self.ports, links, Rebalancer(_rebalancing(routing)), self._params),
+            **({"cache index": caches.run} if caches is not None else {}),
         }
         return {"cluster view": self.follower.run(), **{name: _kept_up(name, story) for name, story in beside.items()}}
 
@@ -115,7 +118,8 @@ def _rebalancing(routing: RoutingConfig) -> RebalanceParams:
     )
 
 
-def _rule(routing: RoutingConfig, model: str, pd_region: RegionId) -> RoutingParams:
+def _rule(config: Config, model: str, pd_region: RegionId) -> RoutingParams:
+    routing = config.routing
     return RoutingParams(
         routing.threshold_tokens,
         abundant=routing.bandwidth == "abundant",
@@ -123,6 +127,7 @@ def _rule(routing: RoutingConfig, model: str, pd_region: RegionId) -> RoutingPar
         t_min=routing.t_min_tokens,
         t_force=routing.t_force_tokens,
         ttft_slo_s=routing.ttft_slo_s,
+        cache_pulls=config.cache.enabled,
         profiles=load_profiles(routing.profiles, model),
         rtt_s={(RegionId(region), pd_region): rtt_s for region, rtt_s in routing.rtts_s.items()},
     )

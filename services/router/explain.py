@@ -5,9 +5,10 @@ from typing import Any
 
 from prfaas.cluster import LinkState
 from prfaas.live.decisions import Decided, Decisions
+from prfaas.live.pools import CachePools
 from prfaas.live.situation import Situation
 from prfaas.scheduling.rule import Pair
-from services.router.openai.receipt import described_attempt, described_route
+from services.router.openai.receipt import described_attempt, described_cache, described_route
 from services.router.openai.record import Observe, RequestLog
 
 
@@ -22,6 +23,7 @@ def explanation(decided: Decided) -> dict[str, Any]:
             {**described_attempt(attempt), "route": described_route(attempt.route, decided.prompt_tokens)}
             for attempt in story.attempts
         ],
+        "cache": described_cache(story),
         "ttft_terms": dict(story.terms),
         "decided_under": described_situation(situation) if situation is not None else None,
         "outcome": decided.outcome or None,
@@ -63,6 +65,26 @@ def described_links(links: Mapping[Pair, LinkState]) -> list[dict[str, Any]]:
         }
         for link in links.values()
     ]
+
+
+def described_caches(caches: CachePools) -> dict[str, Any]:
+    """`age_seconds` is None of a shard that was never heard."""
+    return {
+        "bytes": caches.index.nbytes,
+        "forgotten_blocks": caches.index.forgotten_units,
+        "shards": [
+            {
+                "id": each.pool.id,
+                "region": each.pool.region,
+                "state": caches.state(each).value,
+                "age_seconds": caches.age_s(each) if each.heard_at is not None else None,
+                "seq": each.feed.seq,
+                "updates": each.updates,
+                "behind": each.behind or None,
+            }
+            for each in caches.followed()
+        ],
+    }
 
 
 def remembering(decisions: Decisions, observe: Observe) -> Observe:

@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from prfaas.cluster import ClusterView, LinkState
+from prfaas.cluster import ClusterView, LinkState, RegionId
+from prfaas.flows.story import Story
+from prfaas.kvcache.feed import Copy
 from prfaas.live.link_stream import LinkCounters
+from prfaas.live.pools import CachePools
 from prfaas.live.steering import Steering
 from prfaas.observe import names
 from prfaas.observe.logs import request_context
@@ -32,7 +35,9 @@ class RouterMetrics:
         view_age_s: Callable[[], float],
         leads: Callable[[], bool],
         links: LinkCounters,
+        caches: CachePools | None = None,
     ) -> None:
+        self._caches, self._regions = caches, set[str]()
         self._metrics = Metrics(names.ROUTER, {"model": models})
         self._view_age_s, self._leads, self._links = view_age_s, leads, links
 
@@ -61,6 +66,8 @@ class RouterMetrics:
         self._count_messages()
         for link in steering.situation.links.values():
             self._show(link)
+        if self._caches is not None:
+            self._show_caches(self._caches)
         return self._metrics.exposition()
 
     def _count_messages(self) -> None:
@@ -87,6 +94,43 @@ class RouterMetrics:
             shown = math.nan if value is None else value
             self._metrics.set(gauge, shown, region=link.target, peer_region=link.source)
 
+    def _show_caches(self, caches: CachePools) -> None:
+        metrics, followed = self._metrics, caches.followed()
+        states = Counter((each.pool.region, caches.state(each).value) for each in followed)
+        oldest: dict[str, float] = {}
+        for each in followed:
+            oldest[each.pool.region] = max(caches.age_s(each), oldest.get(each.pool.region, 0.0))
+        self._regions |= oldest.keys()
+        for region in sorted(self._regions):
+            for state in Copy:
+                metrics.set(names.POOL_SHARDS, states[RegionId(region), state.value], region=region, state=state.value)
+            metrics.set(names.POOL_INDEX_AGE, oldest.get(region, math.nan), region=region)
+        metrics.set(names.POOL_INDEX_BYTES, caches.index.nbytes)
+        metrics.follow(names.POOL_INDEX_FORGOTTEN, caches.index.forgotten_units)
+        for region, total in caches.updates.items():
+            metrics.follow(names.POOL_UPDATES, total, region=region)
+            metrics.follow(names.POOL_UPDATE_BYTES, caches.update_bytes[region], region=region)
+        for reason, total in caches.stale.items():
+            metrics.follow(names.POOL_STALE, total, reason=reason)
+
+    def _count_cache(self, record: RequestLog, story: Story) -> None:
+        """What the index promised, against what prefill reported. An attempt that did without a cache tells nothing
+        about the index."""
+        metrics, first = self._metrics, story.attempts[0].route
+        metrics.add(names.CACHE_MATCHED_TOKENS, story.match.kv, kind="kv")
+        metrics.add(names.CACHE_MATCHED_TOKENS, story.match.joint, kind="joint")
+        if first.pull is not None:
+            metrics.add(names.PULLS, outcome="chosen" if first.pull.chosen else "not_worth_it")
+        if story.prefill is None:
+            return
+        metrics.add(names.CACHED_TOKENS, story.prefill.cached_tokens)
+        metrics.add(names.PULLED_BYTES, story.prefill.pulled_bytes)
+        route = story.attempts[-1].route
+        promised = (record.prompt_tokens or 0) - route.prefill_tokens
+        if route.use_cache and (promised or story.prefill.cached_tokens):
+            error = promised - story.prefill.cached_tokens
+            metrics.observe(names.CACHE_ERROR, abs(error), sign="over" if error >= 0 else "under")
+
     def _count(self, record: RequestLog) -> None:
         metrics, story = self._metrics, record.story
         route = story.route if story else None
@@ -101,6 +145,7 @@ class RouterMetrics:
         metrics.add(names.PROMPT_TOKENS, record.prompt_tokens or 0)
         metrics.observe(names.UNCACHED_TOKENS, story.attempts[0].route.uncached_tokens)
         metrics.add(names.RECOMPUTED_TOKENS, story.recomputed_tokens)
+        self._count_cache(record, story)
         if story.prefill:
             metrics.add(names.KV_TRANSFER_BYTES, story.prefill.kv_bytes, path=path)
         for attempt in story.attempts:
@@ -132,6 +177,7 @@ def _line(record: RequestLog) -> dict[str, object]:
         "decode": route.decode if route else None,
         "attempts": len(story.attempts) if story else 0,
         "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": story.prefill.cached_tokens if story and story.prefill else None,
         "output_tokens": record.output_tokens,
         "finish": record.finish.value if record.finish else None,
         "ttft_s": record.ttft_s,

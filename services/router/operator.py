@@ -9,6 +9,7 @@ from prfaas.cluster import ClusterView, Node, NodeId, NodeKind, Plan, Role
 from prfaas.errors import InvalidRequest
 from prfaas.flows.control import current_threshold, planned_shares
 from prfaas.live.control_ports import LiveControlPorts
+from prfaas.live.pools import CachePools
 from prfaas.live.steering import Steering
 from prfaas.membership import direct
 from prfaas.membership.election import Election
@@ -18,7 +19,7 @@ from prfaas.membership.records import EgressRecord
 from prfaas.membership.store import Store
 from prfaas.request import Mode
 from prfaas.scheduling.rebalance import Hold, Proposal
-from services.router.explain import described_links, described_situation, explanation
+from services.router.explain import described_caches, described_links, described_situation, explanation
 
 
 class Flip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +56,9 @@ class Operator:
         steering: Steering,
         ports: LiveControlPorts,
         threshold_tokens: int,
+        caches: CachePools | None = None,
     ) -> None:
+        self._caches = caches
         self._store, self._cluster, self._router = store, cluster, router
         self._follower, self._election, self._steering, self._ports = follower, election, steering, ports
         self._threshold_tokens = threshold_tokens
@@ -144,13 +147,18 @@ class Operator:
                 "output_tokens": demand.output_tokens,
             },
             "links": described_links(self._steering.situation.links),
+            "cache_index": self.caches(),
         }
 
     def explain(self, request_id: str) -> dict[str, Any]:
         decided = self._steering.decisions.find(request_id)
         if decided is None:
             raise InvalidRequest(f"no recent request of this router is known as {request_id}", code="not_found")
-        return explanation(decided)
+        return {**explanation(decided), "cache_index": self.caches()}
+
+    def caches(self) -> dict[str, Any] | None:
+        """What this router's index has of the cache pools now; None where caching is off."""
+        return described_caches(self._caches) if self._caches is not None else None
 
     def _node(self, view: ClusterView, name: str) -> Node:
         node = view.nodes.get(NodeId(name))

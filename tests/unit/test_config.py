@@ -72,7 +72,10 @@ def test_lists_and_tables_fit_into_the_environment():
     assert loaded.kv.advertise == {"a": "relay:1", "": "own:2"}
 
 
-@pytest.mark.parametrize("name", ["PRFAAS_KV_ADVERTISE", "PRFAAS_WORKER_RPC_ADVERTISE"])
+ADDRESSES = ["PRFAAS_KV_ADVERTISE", "PRFAAS_WORKER_RPC_ADVERTISE", "PRFAAS_POOL_KV_ADVERTISE"]
+
+
+@pytest.mark.parametrize("name", [*ADDRESSES, "PRFAAS_POOL_RPC_ADVERTISE"])
 def test_an_address_in_the_environment_is_checked_too(name: str):
     """A name without a port leads nowhere, wherever it was written; brackets and names are addresses."""
     with pytest.raises(ConfigError, match="is not host:port"):
@@ -87,6 +90,23 @@ def test_a_dump_masks_secrets():
     tree = config.dump(loaded)
     assert (tree["store"]["password"], tree["router"]["admin_key"]) == (config.MASK, config.MASK)
     assert "hunter2" not in str(tree) and "salt" not in str(tree)
+    assert "hunter2" not in str(config.dump(config.load(overrides={("cache", "secret"): "hunter2"}, environ={})))
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "path"),
+    [
+        ("cache", {"checkpoint_tokens": 100}, "cache.checkpoint_tokens"),
+        ("pool", {"store": "disk"}, "pool.disk_dir"),
+        ("pool", {"rpc_host": "0.0.0.0"}, "pool.rpc_host"),
+        ("pool", {"kv_host": "0.0.0.0"}, "pool.kv_host"),
+    ],
+)
+def test_a_cache_that_could_not_work_is_refused(section: str, values: dict[str, object], path: str):
+    """What the types let through."""
+    with pytest.raises(ConfigError) as refused:
+        config.load(overrides={(section, name): value for name, value in values.items()}, environ={})
+    assert refused.value.path == path
 
 
 def test_every_setting_says_what_it_is():

@@ -166,12 +166,20 @@ class Reserve(_message.Message):
     SOURCE_REGION_FIELD_NUMBER: _builtins.int
     SOURCE_NAMESPACE_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    SALT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    USE_CACHE_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     prompt: _builtins.bytes
     source_node: _builtins.str
     source_region: _builtins.str
     source_namespace: _builtins.str
     deadline_ms: _builtins.int
+    salt: _builtins.bytes
+    """What the router puts in front of this tenant's prompts when it keys their prefixes; no client ever gives or sees it."""
+    tenant: _builtins.str
+    use_cache: _builtins.bool
+    """Whether cached prefixes may be used, and the pool may be given new ones."""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     def __init__(
@@ -184,10 +192,13 @@ class Reserve(_message.Message):
         source_region: _builtins.str = ...,
         source_namespace: _builtins.str = ...,
         deadline_ms: _builtins.int = ...,
+        salt: _builtins.bytes = ...,
+        tenant: _builtins.str = ...,
+        use_cache: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "prompt", b"prompt", "request", b"request", "sampling", b"sampling", "source_namespace", b"source_namespace", "source_node", b"source_node", "source_region", b"source_region"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "prompt", b"prompt", "request", b"request", "salt", b"salt", "sampling", b"sampling", "source_namespace", b"source_namespace", "source_node", b"source_node", "source_region", b"source_region", "tenant", b"tenant", "use_cache", b"use_cache"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -203,9 +214,19 @@ class Prefill(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     DESTINATION_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    SALT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    USE_CACHE_FIELD_NUMBER: _builtins.int
+    PULL_REGION_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     prompt: _builtins.bytes
     deadline_ms: _builtins.int
+    salt: _builtins.bytes
+    """As in Reserve."""
+    tenant: _builtins.str
+    use_cache: _builtins.bool
+    pull_region: _builtins.str
+    """Look in the cache of this region too, and bring what it has more. Empty: only in the own region's."""
     @_builtins.property
     def destination(self) -> Global___Destination: ...
     def __init__(
@@ -215,10 +236,14 @@ class Prefill(_message.Message):
         prompt: _builtins.bytes = ...,
         destination: Global___Destination | None = ...,
         deadline_ms: _builtins.int = ...,
+        salt: _builtins.bytes = ...,
+        tenant: _builtins.str = ...,
+        use_cache: _builtins.bool = ...,
+        pull_region: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["destination", b"destination"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "destination", b"destination", "prompt", b"prompt", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "destination", b"destination", "prompt", b"prompt", "pull_region", b"pull_region", "request", b"request", "salt", b"salt", "tenant", b"tenant", "use_cache", b"use_cache"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -236,6 +261,7 @@ class Destination(_message.Message):
     TICKET_FIELD_NUMBER: _builtins.int
     KEY_OUT_FIELD_NUMBER: _builtins.int
     KEY_BACK_FIELD_NUMBER: _builtins.int
+    HELD_TOKENS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     incarnation: _builtins.int
     kv_address: _builtins.str
@@ -245,6 +271,7 @@ class Destination(_message.Message):
     """As the Reserved of the same attempt gave them."""
     key_out: _builtins.bytes
     key_back: _builtins.bytes
+    held_tokens: _builtins.int
     def __init__(
         self,
         *,
@@ -256,10 +283,11 @@ class Destination(_message.Message):
         ticket: _builtins.bytes = ...,
         key_out: _builtins.bytes = ...,
         key_back: _builtins.bytes = ...,
+        held_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "key_back", b"key_back", "key_out", b"key_out", "kv_address", b"kv_address", "node", b"node", "region", b"region", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "held_tokens", b"held_tokens", "incarnation", b"incarnation", "key_back", b"key_back", "key_out", b"key_out", "kv_address", b"kv_address", "node", b"node", "region", b"region", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -376,12 +404,15 @@ class Reserved(_message.Message):
     TICKET_FIELD_NUMBER: _builtins.int
     KEY_OUT_FIELD_NUMBER: _builtins.int
     KEY_BACK_FIELD_NUMBER: _builtins.int
+    HELD_TOKENS_FIELD_NUMBER: _builtins.int
     kv_address: _builtins.str
     generation: _builtins.int
     incarnation: _builtins.int
     ticket: _builtins.bytes
     key_out: _builtins.bytes
     key_back: _builtins.bytes
+    held_tokens: _builtins.int
+    """The KV of so many first tokens is here already and need not be sent."""
     def __init__(
         self,
         *,
@@ -391,10 +422,11 @@ class Reserved(_message.Message):
         ticket: _builtins.bytes = ...,
         key_out: _builtins.bytes = ...,
         key_back: _builtins.bytes = ...,
+        held_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "key_back", b"key_back", "key_out", b"key_out", "kv_address", b"kv_address", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "held_tokens", b"held_tokens", "incarnation", b"incarnation", "key_back", b"key_back", "key_out", b"key_out", "kv_address", b"kv_address", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -409,11 +441,17 @@ class PrefillDone(_message.Message):
     EXPOSED_S_FIELD_NUMBER: _builtins.int
     PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    PULLED_BYTES_FIELD_NUMBER: _builtins.int
     queue_s: _builtins.float
     compute_s: _builtins.float
     exposed_s: _builtins.float
     prefill_tokens: _builtins.int
     kv_bytes: _builtins.int
+    cached_tokens: _builtins.int
+    """Prompt tokens that were not computed, because the engine went on from a cached prefix."""
+    pulled_bytes: _builtins.int
+    """Bytes of it that came from another region's cache."""
     def __init__(
         self,
         *,
@@ -422,10 +460,12 @@ class PrefillDone(_message.Message):
         exposed_s: _builtins.float = ...,
         prefill_tokens: _builtins.int = ...,
         kv_bytes: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        pulled_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "exposed_s", b"exposed_s", "kv_bytes", b"kv_bytes", "prefill_tokens", b"prefill_tokens", "queue_s", b"queue_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "compute_s", b"compute_s", "exposed_s", b"exposed_s", "kv_bytes", b"kv_bytes", "prefill_tokens", b"prefill_tokens", "pulled_bytes", b"pulled_bytes", "queue_s", b"queue_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,7 @@ import msgspec
 from prfaas.flows.story import Story
 from prfaas.request import FinishReason, Request
 from services.router.http import sse
-from services.router.openai.answer import Envelope, TokenIds, Usage
+from services.router.openai.answer import Envelope, PromptDetails, TokenIds, Usage
 from services.router.openai.endpoint import Endpoint
 from services.router.openai.errors import log_unexpected, to_object
 from services.router.openai.generation import Piece
@@ -117,7 +117,9 @@ class Exchange:
 
     def _usage(self) -> Usage:
         prompt_tokens, output_tokens = self.request.prompt_tokens, self.record.output_tokens
-        return Usage(prompt_tokens, output_tokens, prompt_tokens + output_tokens)
+        cached = self.story.prefill.cached_tokens if self.story.prefill is not None else 0
+        total = prompt_tokens + output_tokens
+        return Usage(prompt_tokens, output_tokens, total, PromptDetails(min(cached, prompt_tokens)))
 
     def _receipt(self) -> dict[str, Any]:
         record = self.record

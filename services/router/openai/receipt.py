@@ -19,11 +19,23 @@ def receipt(request: Request, story: Story, output_tokens: int, ttft: TtftAccoun
         **(described_route(story.route, request.prompt_tokens) if story.route is not None else {}),
         "prompt_tokens": request.prompt_tokens,
         "kv_bytes": story.prefill.kv_bytes if story.prefill is not None else 0,
+        "cache": described_cache(story),
         "recomputed_tokens": story.recomputed_tokens,
         "output_tokens": output_tokens,
         "attempts": [described_attempt(attempt) for attempt in story.attempts],
         "ttft_seconds": ttft.total_s,
         "ttft_account": {**ttft.seconds, "unaccounted": ttft.unaccounted_s},
+    }
+
+
+def described_cache(story: Story) -> dict[str, Any]:
+    """What was known to be cached where the first route prefills, and what prefill says it took from a cache."""
+    reported = story.prefill
+    return {
+        "matched_kv_tokens": story.match.kv,
+        "matched_joint_tokens": story.match.joint,
+        "reported_tokens": reported.cached_tokens if reported is not None else 0,
+        "pulled_bytes": reported.pulled_bytes if reported is not None else 0,
     }
 
 
@@ -95,6 +107,7 @@ def described_attempt(attempt: Attempt) -> dict[str, Any]:
             "reason": attempt.route.reason.value,
             "prefill": attempt.route.prefill,
             "decode": attempt.route.decode,
+            "use_cache": attempt.route.use_cache,
         },
         "ending": attempt.ending.value,
         "detail": attempt.detail,

@@ -16,6 +16,7 @@ from prfaas.cluster import (
     NodeKind,
     NodeLoad,
     Plan,
+    Pool,
     RegionId,
     Role,
 )
@@ -87,6 +88,9 @@ class Router:
             plan=self.plan,
             highest_epoch=max(self.highest_epoch, self.plan.epoch if self.plan else 0),
         )
+
+    def pool_reports(self) -> Iterable[tuple[Pool, float]]:
+        return ()
 
     def reports(self) -> Iterable[tuple[Node, float]]:
         return [(each, self.now()) for each in self.nodes if each.id not in self.silent]

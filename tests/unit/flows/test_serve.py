@@ -22,7 +22,18 @@ from prfaas.errors import (
 from prfaas.flows.ports import Reservation, TokenBatch
 from prfaas.flows.serve import OnPrefillFailure, ServeParams, serve
 from prfaas.flows.story import Ending, Story
-from prfaas.request import NO_MATCHES, TTFT_TERMS, FinishReason, Path, Reason, Request, RequestId, Sampling
+from prfaas.request import (
+    NO_MATCHES,
+    TTFT_TERMS,
+    FinishReason,
+    Match,
+    Matches,
+    Path,
+    Reason,
+    Request,
+    RequestId,
+    Sampling,
+)
 from prfaas.scheduling.routing import RoutingParams, choose
 from prfaas.sim.cluster import Fault, Lost, SimCluster
 from prfaas.sim.instance import Costs
@@ -75,19 +86,24 @@ class World:
     """A kernel, a cluster, and a client that reads one request to its end."""
 
     def __init__(
-        self, *nodes: Node, costs: Costs = COSTS, params: ServeParams = PARAMS, **planned: list[Fault]
+        self,
+        *nodes: Node,
+        costs: Costs = COSTS,
+        params: ServeParams = PARAMS,
+        matches: Matches = NO_MATCHES,
+        **planned: list[Fault],
     ) -> None:
         self.kernel = Kernel(seed=0)
         self.cluster = SimCluster(self.kernel, nodes, costs)
         for call, faults in planned.items():
             self.cluster.plan(call, *faults)
         self.ports = SimServePorts(self.cluster, ROUTING)
-        self.params = params
+        self.params, self.matches = params, matches
         self.story = Story()
         self.received = b""
 
     async def client(self, request: Request, on_batch: Callable[[], None] = lambda: None) -> None:
-        async for batch in serve(request, NO_MATCHES, self.params, self.ports, self.story):
+        async for batch in serve(request, self.matches, self.params, self.ports, self.story):
             self.received += batch.tokens
             on_batch()
 
@@ -185,6 +201,29 @@ def test_a_refused_reservation_goes_to_another_decode_node():
     world.complete(prompt(500))
     assert world.endings == [Ending.REFUSED, Ending.DONE]
     assert {decode for _, decode in world.pairs} == {"d0", "d1"}
+
+
+CACHED = {NodeId("p0"): Match(320, 448), NodeId("p1"): Match(320, 448)}
+
+
+@pytest.mark.parametrize(
+    "error", [TransferFailed("a", "checksum"), PeerUnavailable("p0", "gone"), DeadlineExceeded("prefill", 1.0)]
+)
+def test_after_a_failure_the_next_attempt_does_without_a_cache(error):
+    """It may have been what failed: the prompt is computed whole, and routed as such."""
+    world = World(far("p0"), far("p1"), node("d0", Role.DECODE), prefill=[error], matches=CACHED)
+    story = world.complete(prompt(500))
+    assert [attempt.route.use_cache for attempt in story.attempts] == [True, False]
+    assert [attempt.route.prefill_tokens for attempt in story.attempts] == [180, 500]
+    assert story.match == Match(320, 448)
+
+
+def test_a_refusal_says_nothing_against_the_cache():
+    """There was no room on one node; what is cached is so still."""
+    nodes = far("p0"), node("d0", Role.DECODE), node("d1", Role.DECODE)
+    world = World(*nodes, reserve=[Overloaded("kv")], matches=CACHED)
+    story = world.complete(prompt(500))
+    assert [(each.route.use_cache, each.route.prefill_tokens) for each in story.attempts] == [(True, 180)] * 2
 
 
 def test_when_all_decode_nodes_are_full_the_client_hears_of_it():

@@ -11,6 +11,7 @@ from prfaas.request import (
     TTFT_TERMS,
     Alternative,
     AttemptId,
+    Match,
     Path,
     Predicted,
     Pull,
@@ -108,6 +109,21 @@ def test_a_route_tells_what_fetching_a_prefix_would_cost():
         told = described_route(replace(route(P0, Reason.LONG_PROMPT, 999), pull=pull), 1000)["pull"]
         assert (told["source"], told["tokens"]) == ("p1", 512)
         assert (told["bytes"], told["transfer_seconds"], told["recompute_seconds"], told["chosen"]) == figures
+
+
+def test_the_receipt_sets_what_was_reported_beside_what_was_matched():
+    """So that whoever reads it sees how far off the index was."""
+    told = story()
+    assert told.prefill is not None
+    told.match, told.prefill = Match(512, 640), replace(told.prefill, cached_tokens=448, pulled_bytes=64)
+    assert receipt(REQUEST, told, 5, account(told, 0.0, 0.0, 0.0))["cache"] == {
+        "matched_kv_tokens": 640,
+        "matched_joint_tokens": 512,
+        "reported_tokens": 448,
+        "pulled_bytes": 64,
+    }
+    nothing = Story()
+    assert set(receipt(REQUEST, nothing, 0, account(nothing, 0.0, 0.0, 0.0))["cache"].values()) == {0}
 
 
 def test_the_last_prompt_token_is_not_a_cache_hit():
