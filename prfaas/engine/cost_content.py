@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from prfaas.engine.cost_profile import WORD_BYTES
+from prfaas.engine.gathering import Place
 from prfaas.kvcache.layout import KvLayout
 
 Words = npt.NDArray[np.uint64]
-#: (layer, tensor)
-Place = tuple[int, int]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -45,6 +44,7 @@ class Content:
         constants = _mixed(numbers)
         self._keys = dict(zip(self._words, constants, strict=False))
         self._odd = constants[len(self._words) :] | np.uint64(1)
+        self._inverse = np.uint64(pow(int(self._odd[0]), -1, 1 << 64))
 
     def rows(self, place: Place, hashes: Words, into: memoryview | None = None) -> Words:
         """The rows at `hashes`, written into `into` when it is given."""
@@ -52,6 +52,13 @@ class Content:
         rows = np.empty((len(hashes), width), np.uint64) if into is None else _words(into).reshape(-1, width)
         np.multiply((hashes ^ self._keys[place])[:, None], self._odd[:width], out=rows)
         return rows
+
+    def read_rows(self, place: Place, memory: memoryview) -> tuple[Words, list[int]]:
+        """The hashes that rows stand for by their first word, and which of the rows are not what that hash makes."""
+        rows = _words(memory).reshape(-1, self._words[place])
+        hashes = rows[:, 0] * self._inverse ^ self._keys[place]
+        damaged = np.flatnonzero((rows != self.rows(place, hashes)).any(axis=1))
+        return hashes, [int(row) for row in damaged]
 
     def state(self, place: Place, prefix_hash: int, into: memoryview | None = None) -> Words:
         """The state at a hash, written into `into` when it is given."""

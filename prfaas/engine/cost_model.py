@@ -16,9 +16,11 @@ from typing import Any
 import msgspec
 
 from prfaas.cluster import Namespace
-from prfaas.engine.cost_content import Content, Place, Words, prefix_hashes
+from prfaas.engine.cost_content import Content, prefix_hashes
 from prfaas.engine.cost_profile import CostConfig
+from prfaas.engine.cost_rows import Rows
 from prfaas.engine.fingerprint import HASH_UNIT_TOKENS, tokenizer_digest
+from prfaas.engine.gathering import Place, gather
 from prfaas.engine.port import Cache, EngineInfo, LayerHook, StepInput, StepOutput
 from prfaas.errors import ConfigError
 from prfaas.kvcache.layout import KvLayout, Part, TensorKind, namespace_digest
@@ -44,18 +46,13 @@ def write_config(directory: Path, **overrides: Any) -> None:
 
 
 class CostCache:
-    """A sequence: its prefix hash, and per token tensor a running digest of its rows.
+    """A sequence: its prefix hash, and the rows of each token tensor."""
 
-    `pending` holds the hashes of rows that are not in those digests yet: only drawing tokens needs them, and a sequence
-    that is shipped away never draws any.
-    """
-
-    def __init__(self, layout: KvLayout) -> None:
+    def __init__(self, layout: KvLayout, content: Content) -> None:
         self.tokens = 0
         self.prefix_hash = 0
-        self.pending: list[Words] = []
         self.rows = {
-            (layer, number): hashlib.blake2b()
+            (layer, number): Rows(content, (layer, number))
             for layer, tensors in enumerate(layout.layers)
             for number, tensor in enumerate(tensors)
             if tensor.kind is TensorKind.TOKENS
@@ -63,16 +60,13 @@ class CostCache:
 
     def append(self, chunk: bytes) -> None:
         hashes = prefix_hashes(self.prefix_hash, self.tokens, chunk)
-        self.pending.append(hashes)
+        for rows in self.rows.values():
+            rows.append(hashes)
         self.tokens += len(hashes)
         self.prefix_hash = int(hashes[-1])
 
-    def digest(self, content: Content) -> bytes:
+    def digest(self) -> bytes:
         """Of every byte: the rows as they are, the states through the hash that they hold."""
-        for place, rows in self.rows.items():
-            for hashes in self.pending:
-                rows.update(content.rows(place, hashes).data)
-        self.pending.clear()
         ends = struct.pack("<QQ", self.prefix_hash, self.tokens)
         return hashlib.blake2b(b"".join(rows.digest() for rows in self.rows.values()) + ends, digest_size=16).digest()
 
@@ -95,10 +89,11 @@ class CostModelEngine:
             chunk_tokens=self._config.chunk_tokens,
             max_context_tokens=self._config.max_context_tokens,
             vocab_tokens=self._config.vocab_tokens,
+            repeatable=True,
         )
 
     def new_cache(self) -> CostCache:
-        return CostCache(self.info.layout)
+        return CostCache(self.info.layout, self._content)
 
     def prefill(self, cache: Cache, chunk: bytes, on_layer: LayerHook | None) -> None:
         assert isinstance(cache, CostCache) and chunk
@@ -113,26 +108,24 @@ class CostModelEngine:
                 on_layer(layer)
 
     def export(self, cache: Cache, part: Part, into: memoryview) -> None:
-        assert isinstance(cache, CostCache) and part.stop <= cache.tokens
+        assert isinstance(cache, CostCache)
         place = part.layer, part.tensor
         if place in cache.rows:
-            start = cache.tokens - len(cache.pending[-1])
-            assert part.start >= start, "only the latest chunk can be exported"
-            self._content.rows(place, cache.pending[-1][part.start - start : part.stop - start], into)
+            cache.rows[place].export(part.start, part.stop, into)
         else:
             assert part.stop == cache.tokens, "a state exists only where the latest chunk ended"
             self._content.state(place, cache.prefix_hash, into)
 
     def restore(self, tokens: int, parts: Iterable[tuple[Part, memoryview]]) -> CostCache:
-        given: dict[Place, memoryview] = {(part.layer, part.tensor): memory for part, memory in parts}
-        whole = self.info.layout.parts(tokens, (tokens,) if tokens else ())
-        if {place: memory.nbytes for place, memory in given.items()} != {(p.layer, p.tensor): p.nbytes for p in whole}:
-            raise ValueError(f"these are not the tensors of {tokens} tokens")
-        cache = self.new_cache()
+        cache, states = self.new_cache(), dict[Place, memoryview]()
+        for place, pieces in gather(self.info.layout, tokens, parts).items():
+            for _, memory in pieces:
+                if place in cache.rows:
+                    cache.rows[place].load(memory)
+                else:
+                    states[place] = memory
         if tokens:
-            for place, rows in cache.rows.items():
-                rows.update(given.pop(place))
-            cache.tokens, cache.prefix_hash = tokens, self._content.hash_of(given)
+            cache.tokens, cache.prefix_hash = tokens, self._content.hash_of(states)
         return cache
 
     def step(self, batch: Sequence[StepInput]) -> list[StepOutput]:
@@ -145,7 +138,7 @@ class CostModelEngine:
         cache, vocab_tokens = each.cache, self._config.vocab_tokens
         assert isinstance(cache, CostCache)
         cache.append(struct.pack("<I", each.token_id))
-        digest = cache.digest(self._content)
+        digest = cache.digest()
         best = int.from_bytes(digest[:8], "little") % vocab_tokens
         spread = 1 + digest[8] / 256
         logits = tuple(((best + rank) % vocab_tokens, -rank * spread) for rank in range(min(TOP_LOGITS, vocab_tokens)))

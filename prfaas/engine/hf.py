@@ -18,11 +18,12 @@ from transformers.utils import logging as transformers_logging
 from prfaas.cluster import Namespace
 from prfaas.engine import sampling
 from prfaas.engine.fingerprint import tokenizer_digest, weights_digest
+from prfaas.engine.gathering import gather
 from prfaas.engine.hf_cache import HfCache
 from prfaas.engine.hf_layout import layout_of
 from prfaas.engine.port import Cache, EngineInfo, LayerHook, StepInput, StepOutput
 from prfaas.kvcache.hashing import HASH_UNIT_TOKENS
-from prfaas.kvcache.layout import Part, TensorKind, TensorSpec, namespace_digest
+from prfaas.kvcache.layout import KvLayout, Part, TensorKind, TensorSpec, namespace_digest
 
 CHUNK_TOKENS = 256
 TOP_LOGITS = 8
@@ -64,12 +65,12 @@ class HfEngine:
         torch.frombuffer(into, dtype=source.dtype).view(source.shape).copy_(source)
 
     def restore(self, tokens: int, parts: Iterable[tuple[Part, memoryview]]) -> HfCache:
-        layers: defaultdict[int, dict[int, torch.Tensor]] = defaultdict(dict)
-        for part, memory in parts:
-            spec = self._spec(part)
-            shape = (tokens, *spec.shape) if spec.kind is TensorKind.TOKENS else spec.shape
-            layers[part.layer][part.tensor] = torch.frombuffer(memory, dtype=getattr(torch, spec.dtype)).view(shape)
-        assert not tokens or len(layers) == len(self.info.layout.layers), "a layer is missing"
+        layers: defaultdict[int, dict[int, list[torch.Tensor]]] = defaultdict(dict)
+        for (layer, number), pieces in gather(self.info.layout, tokens, parts).items():
+            spec = self.info.layout.layers[layer][number]
+            whole = (-1, *spec.shape) if spec.kind is TensorKind.TOKENS else spec.shape
+            dtype = getattr(torch, spec.dtype)
+            layers[layer][number] = [torch.frombuffer(memory, dtype=dtype).view(whole) for _, memory in pieces]
         cache = self.new_cache()
         with torch.inference_mode():
             for layer, tensors in layers.items():
@@ -110,17 +111,24 @@ class HfEngine:
         return self.info.layout.layers[part.layer][part.tensor]
 
     def _describe(self, model_dir: Path) -> EngineInfo:
-        layout = layout_of(self._config, DTYPE)
-        digest = namespace_digest(weights_digest(model_dir), tokenizer_digest(model_dir), layout, HASH_UNIT_TOKENS)
+        layout, namespace = identify(model_dir, self._config)
         return EngineInfo(
             model=model_dir.resolve().name,
-            namespace=Namespace(digest),
+            namespace=namespace,
             layout=layout,
             chunk_tokens=CHUNK_TOKENS,
             max_context_tokens=self._config.max_position_embeddings,
             vocab_tokens=self._config.vocab_size,
             eos_token_ids=_ids(self._model.generation_config.eos_token_id),
         )
+
+
+def identify(model_dir: Path, config: Any) -> tuple[KvLayout, Namespace]:
+    """The geometry and the namespace of the model in a folder, of which `config` is the configuration. No weights are
+    loaded for that."""
+    layout = layout_of(config, DTYPE)
+    digest = namespace_digest(weights_digest(model_dir), tokenizer_digest(model_dir), layout, HASH_UNIT_TOKENS)
+    return layout, Namespace(digest)
 
 
 def _after_layer(on_layer: LayerHook, number: int) -> Callable[..., None]:

@@ -5,7 +5,7 @@ step writes one row instead of copying all of them. The model sees views in its 
 between sequences: the model overwrites states in place.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,15 +76,17 @@ class HfCache:
         linear = self.model_cache.layers[layer]
         return (linear.conv_states, linear.recurrent_states)[number][0][0]
 
-    def load_layer(self, layer: int, tensors: Mapping[int, torch.Tensor]) -> None:
-        """Fill an empty layer with copies of its two tensors, by their number in the layout."""
-        target, first, second = self.model_cache.layers[layer], tensors[0], tensors[1]
-        if isinstance(target, TokenMajorLayer):
-            target.update(_heads_first(first), _heads_first(second))
-        else:
-            # These two copy, and mark the state as present: assigned by reference it would be ignored or overwritten.
-            target.update_conv_state(first[None], conv_kernel_size=first.shape[-1])
-            target.update_recurrent_state(second[None])
+    def load_layer(self, layer: int, tensors: Mapping[int, Sequence[torch.Tensor]]) -> None:
+        """Fill an empty layer with copies of its two tensors, by their number in the layout: rows in pieces that follow
+        each other, a state in one."""
+        target = self.model_cache.layers[layer]
+        for first, second in zip(tensors[0], tensors[1], strict=True):
+            if isinstance(target, TokenMajorLayer):
+                target.update(_heads_first(first), _heads_first(second))
+            else:
+                # These two copy, and mark the state as present: by reference it would be ignored or overwritten.
+                target.update_conv_state(first[None], conv_kernel_size=first.shape[-1])
+                target.update_recurrent_state(second[None])
 
 
 def _heads_first(rows: torch.Tensor) -> torch.Tensor:

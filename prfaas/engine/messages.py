@@ -1,31 +1,53 @@
 """Messages between a node and its engine process: msgpack, one length-prefixed frame each, over a Unix socket.
 
-`span` is an offset into the pool that both have mapped; `prompt` is packed uint32 token ids. Every accepted command for
-an attempt ends in exactly one of Prefilled, Finished, Failed, unless the node cancelled it.
+Windows are places in the pool that both have mapped; `prompt` is packed uint32 token ids. Every accepted Prefill or
+Decode of an attempt ends in exactly one of Prefilled, Finished, Failed, unless the node cancelled it; every Export in
+one of Exported, ExportFailed.
 """
 
 import msgspec
 
 from prfaas.engine.port import EngineInfo
+from prfaas.kvcache.layout import Window
 
 
 class Prefill(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Compute tokens 0:`stop` of the prompt. With a `span` every part is written there and announced as it comes to
-    exist; without one the sequence is kept in the engine for a later Decode of the same attempt. With `held`, the first
-    so many tokens of it, which end a chunk, are read from the span `held_span` (of `stop` tokens) instead of computed;
-    PoolRead says when that is no longer needed."""
+    """Compute the prompt up to `stop`, in chunks that end at `ends` (R8).
+
+    `held`: what the sequence is restored from instead of computing it: KV rows from 0 on without a hole, in order, and
+    the states where they end, at `held_tokens` (None: where the last window ends; less than that when only part of it
+    is good). PoolRead says when these windows are no longer needed.
+
+    `out`: where the rows from `out.first` on and the states at `stop` are written as they come to exist, what was
+    restored first; RowsReady announces them. Without it the sequence is kept in the engine for a later Decode of the
+    same attempt. `checkpoints`: those of `ends`, and of where it is restored, at which the engine
+    keeps a snapshot of the states.
+
+    `linger`: sequence and snapshots stay after Prefilled, until Cancel, for Export."""
 
     attempt: str
     prompt: bytes
     stop: int
-    span: int | None = None
-    held: int = 0
-    held_span: int | None = None
+    ends: tuple[int, ...]
+    held: tuple[Window, ...] = ()
+    held_tokens: int | None = None
+    out: Window | None = None
+    checkpoints: tuple[int, ...] = ()
+    linger: bool = False
+
+    @property
+    def resume_tokens(self) -> int:
+        """Where the work begins."""
+        return end_of(self.held) if self.held_tokens is None else self.held_tokens
 
 
 class Decode(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Decode from position `tokens` on. With a `span` the sequence is restored from there (PoolRead says when the span
-    is no longer needed), without one it is the sequence that this attempt's Prefill has kept."""
+    """Decode from position `tokens` on. The sequence is restored from `held` (KV rows 0:`tokens` without a hole, in
+    order, and the states at `tokens`; PoolRead says when they are no longer needed), or it is the one that this
+    attempt's Prefill has kept.
+
+    `snapshot_tokens`: at each multiple of it that the sequence reaches, a snapshot of its states takes the place of the
+    one before (R6); 0: none. `linger`: sequence and snapshots stay after Finished, until Cancel, for Export."""
 
     attempt: str
     prompt: bytes
@@ -35,13 +57,23 @@ class Decode(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     top_p: float = 1.0
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    span: int | None = None
+    held: tuple[Window, ...] = ()
     top_logits: int = 0
+    snapshot_tokens: int = 0
+    linger: bool = False
+
+
+class Export(msgspec.Struct, frozen=True, tag=True):
+    """Write into each window the rows that it is for, and with `state` the snapshot at its end. The attempt goes on
+    meanwhile; it may be at work, kept or lingering. One at a time per attempt; Cancel ends it without an answer."""
+
+    attempt: str
+    windows: tuple[Window, ...]
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     """Forget the attempt: its queue entry, its sequence. Answered by Cancelled, after which nothing touches its
-    span."""
+    windows."""
 
     attempt: str
 
@@ -54,7 +86,7 @@ class SetShare(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     max_batch: int
 
 
-Command = Prefill | Decode | Cancel | SetShare
+Command = Prefill | Decode | Export | Cancel | SetShare
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -63,24 +95,27 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     info: EngineInfo
 
 
-class PartsReady(msgspec.Struct, frozen=True, tag=True):
-    """These parts (indices into the layout's parts for this chunk schedule) are complete in the span."""
+class RowsReady(msgspec.Struct, frozen=True, tag=True):
+    """This layer's rows up to `stop` are complete in `out`, and at `out.stop` its states. Layers come in their order
+    for each chunk end, before the next layer computes; one that has nothing there says nothing."""
 
     attempt: str
-    parts: tuple[int, ...]
+    layer: int
+    stop: int
 
 
 class Prefilled(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """`tokens` were computed."""
+    """`tokens` were computed; there are `snapshots` at these boundaries."""
 
     attempt: str
     tokens: int
     queue_s: float
     compute_s: float
+    snapshots: tuple[int, ...] = ()
 
 
 class PoolRead(msgspec.Struct, frozen=True, tag=True):
-    """The sequence was restored: the span may be reused."""
+    """The sequence was restored: its windows may be reused."""
 
     attempt: str
 
@@ -100,15 +135,32 @@ class Tokens(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """`recomputed_tokens`: prompt tokens that decode forwarded, counted as they were forwarded."""
+    """`recomputed_tokens`: prompt tokens that decode forwarded, counted as they were forwarded. `kept_tokens`:
+    positions that the sequence holds, the last token drawn takes none; `snapshots` of its states exist at these
+    boundaries."""
 
     attempt: str
     reason: str
     recomputed_tokens: int
     output_tokens: int
+    kept_tokens: int = 0
+    snapshots: tuple[int, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
+    attempt: str
+    detail: str
+
+
+class Exported(msgspec.Struct, frozen=True, tag=True):
+    """All windows of the Export are written."""
+
+    attempt: str
+
+
+class ExportFailed(msgspec.Struct, frozen=True, tag=True):
+    """What the windows hold is undefined. The attempt itself goes on."""
+
     attempt: str
     detail: str
 
@@ -123,6 +175,7 @@ class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     queued_prefill_tokens: int
     queued_sequences: int
     active_sequences: int
+    #: Waiting for their Decode.
     kept_sequences: int
     prefill_tokens_total: int
     decode_forwarded_tokens_total: int
@@ -132,6 +185,15 @@ class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     decode_steps_total: int = 0
     decode_step_sequences_total: int = 0
     decode_step_s_total: float = 0.0
+    #: At their end, waiting for their Cancel.
+    lingering_sequences: int = 0
 
 
-Event = Ready | PartsReady | Prefilled | PoolRead | Tokens | Finished | Failed | Cancelled | Load
+Event = (
+    Ready | RowsReady | Prefilled | PoolRead | Tokens | Finished | Failed | Exported | ExportFailed | Cancelled | Load
+)
+
+
+def end_of(windows: tuple[Window, ...]) -> int:
+    """Where the rows of these windows end."""
+    return max((window.stop for window in windows), default=0)

@@ -16,7 +16,8 @@ from prfaas.request import Sampling
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine is. `chunk_tokens` is the length at whose absolute multiples prefill ends its chunks."""
+    """What the engine is. `chunk_tokens` is the longest chunk of a prefill, and chunks end at its
+    absolute multiples. `repeatable`: the same tokens have the same bytes, whatever chunks they were computed in."""
 
     model: str
     namespace: Namespace
@@ -25,6 +26,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_context_tokens: int
     vocab_tokens: int
     eos_token_ids: tuple[int, ...] = ()
+    repeatable: bool = False
 
 
 class Cache(Protocol):
@@ -66,17 +68,19 @@ class Engine(Protocol):
 
     def prefill(self, cache: Cache, chunk: bytes, on_layer: LayerHook | None) -> None:
         """Append one chunk (packed uint32 token ids). `on_layer(i)` is called as soon as layer i holds the chunk and
-        before layer i+1 starts; within it, `export` may be called for parts of layer i of this chunk."""
+        before layer i+1 starts; within it, `export` may be called for layer i."""
         ...
 
     def export(self, cache: Cache, part: Part, into: memoryview) -> None:
-        """Write one part of the cache into `into` (exactly `part.nbytes` long). One copy, no temporary of that size
-        where the tensor's memory order allows it."""
+        """Write one part of the cache into `into` (exactly `part.nbytes` long): any rows that the sequence holds,
+        restored ones as they came, or a state, which exists only where the sequence ends. One copy, no temporary of
+        that size where the tensor's memory order allows it."""
         ...
 
     def restore(self, tokens: int, parts: Iterable[tuple[Part, memoryview]]) -> Cache:
-        """A sequence of `tokens` tokens out of whole tensors: each part covers rows 0:tokens, or a state. Copies what
-        it keeps: the memory may be reused when this returns."""
+        """A sequence of `tokens` tokens out of its rows and states: of each token tensor the rows 0:tokens, in pieces
+        that follow each other, and every state. Copies what it keeps: the memory may be reused when this returns, and
+        nothing that the sequence does later reaches it."""
         ...
 
     def step(self, batch: Sequence[StepInput]) -> list[StepOutput]:

@@ -8,6 +8,7 @@ from prfaas.engine import messages
 from prfaas.engine.port import EngineInfo
 from prfaas.errors import EngineFailed, PeerUnavailable
 from prfaas.ipc import AsyncChannel
+from prfaas.kvcache.layout import Window
 from prfaas.node.answers import Pulse, answered
 from prfaas.request import AttemptId, Sampling
 
@@ -24,6 +25,12 @@ _IDLE = messages.Load(
 
 #: An engine that does not confirm a cancellation within this time is stuck in one operator: the worker then restarts.
 CANCEL_DEADLINE_S = 60.0
+#: An export waits for the turn under way and for those of other attempts.
+EXPORT_DEADLINE_S = 60.0
+
+
+def _ignore(*_: object) -> None:
+    """What does not come, or does not matter."""
 
 
 class EngineClient:
@@ -33,6 +40,7 @@ class EngineClient:
         self._node, self._channel = node, channel
         self._waiting: dict[str, asyncio.Queue[messages.Event]] = {}
         self._cancels: dict[str, asyncio.Future[None]] = {}
+        self._exports: dict[str, asyncio.Future[None]] = {}
         self._info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self.load = _IDLE
         #: The engine speaks about four times a second, but not while it is in one operator.
@@ -59,8 +67,12 @@ class EngineClient:
                 case messages.Load():
                     self.load = event
                 case messages.Cancelled():
-                    if future := self._cancels.pop(event.attempt, None):
-                        future.set_result(None)
+                    _settle(self._cancels.pop(event.attempt, None))
+                    _settle(self._exports.pop(event.attempt, None), EngineFailed(self._node, "cancelled"))
+                case messages.Exported():
+                    _settle(self._exports.pop(event.attempt, None))
+                case messages.ExportFailed(detail=detail):
+                    _settle(self._exports.pop(event.attempt, None), EngineFailed(self._node, detail))
                 case _:
                     if queue := self._waiting.get(event.attempt):
                         queue.put_nowait(event)
@@ -71,30 +83,34 @@ class EngineClient:
         attempt: AttemptId,
         prompt: bytes,
         stop: int,
-        span: int | None,
-        on_parts: Callable[[tuple[int, ...]], None],
+        ends: tuple[int, ...],
+        *,
+        held: tuple[Window, ...] = (),
+        held_tokens: int | None = None,
+        out: Window | None = None,
+        checkpoints: tuple[int, ...] = (),
+        linger: bool = False,
+        on_rows: Callable[[int, int], None] = _ignore,
+        on_read: Callable[[], None] = _ignore,
     ) -> messages.Prefilled:
-        """Compute tokens 0:stop; `on_parts` is called as parts come to exist in the span."""
-        return await self._prefill(
-            messages.Prefill(attempt=attempt, prompt=prompt, stop=stop, span=span), on_parts, _ignore
+        """Compute the prompt up to `stop`, as in messages.Prefill. `on_rows(layer, stop)` is called as rows come to
+        exist in `out`, `on_read()` once `held` is no longer needed. Raises EngineFailed."""
+        command = messages.Prefill(
+            attempt=attempt,
+            prompt=prompt,
+            stop=stop,
+            ends=ends,
+            held=held,
+            held_tokens=held_tokens,
+            out=out,
+            checkpoints=checkpoints,
+            linger=linger,
         )
-
-    async def take_up(
-        self, attempt: AttemptId, prompt: bytes, stop: int, held: int, span: int, on_read: Callable[[], None]
-    ) -> messages.Prefilled:
-        """Compute tokens held:stop of a sequence that stays in the engine; the first ones are read from the span, and
-        `on_read` is called when that has been done."""
-        command = messages.Prefill(attempt=attempt, prompt=prompt, stop=stop, held=held, held_span=span)
-        return await self._prefill(command, _ignore, on_read)
-
-    async def _prefill(
-        self, command: messages.Prefill, on_parts: Callable[[tuple[int, ...]], None], on_read: Callable[[], None]
-    ) -> messages.Prefilled:
         with self._ordered(command) as events:
             while True:
                 match await events.get():
-                    case messages.PartsReady(parts=parts):
-                        on_parts(parts)
+                    case messages.RowsReady() as ready:
+                        on_rows(ready.layer, ready.stop)
                     case messages.PoolRead():
                         on_read()
                     case messages.Prefilled() as done:
@@ -103,9 +119,18 @@ class EngineClient:
                         raise EngineFailed(self._node, detail)
 
     async def decode(
-        self, attempt: AttemptId, prompt: bytes, tokens: int, sampling: Sampling, span: int | None, top_logits: int
+        self,
+        attempt: AttemptId,
+        prompt: bytes,
+        tokens: int,
+        sampling: Sampling,
+        held: tuple[Window, ...],
+        top_logits: int,
+        *,
+        snapshot_tokens: int = 0,
+        linger: bool = False,
     ) -> AsyncIterator[messages.PoolRead | messages.Tokens | messages.Finished]:
-        """Tokens until Finished. `span` and `tokens` as in messages.Decode."""
+        """Tokens until Finished, as in messages.Decode. Raises EngineFailed."""
         command = messages.Decode(
             attempt=attempt,
             prompt=prompt,
@@ -115,8 +140,10 @@ class EngineClient:
             top_p=sampling.top_p,
             seed=sampling.seed,
             stop_token_ids=sampling.stop_token_ids,
-            span=span,
+            held=held,
             top_logits=top_logits,
+            snapshot_tokens=snapshot_tokens,
+            linger=linger,
         )
         with self._ordered(command) as events:
             while True:
@@ -129,8 +156,17 @@ class EngineClient:
                     case messages.Failed(detail=detail):
                         raise EngineFailed(self._node, detail)
 
+    async def export(self, attempt: AttemptId, windows: tuple[Window, ...]) -> None:
+        """Write what the attempt has computed, and its snapshots, into these windows; beside any other command of the
+        attempt, one export at a time. Raises EngineFailed. Whoever is cancelled here must cancel the attempt before the
+        windows are used for anything else."""
+        assert attempt not in self._exports, "one export at a time per attempt"
+        future = self._exports[attempt] = asyncio.get_running_loop().create_future()
+        self._channel.send(messages.Export(attempt, windows))
+        await answered(f"engine of {self._node}", EXPORT_DEADLINE_S, asyncio.shield(future))
+
     async def cancel(self, attempt: AttemptId) -> None:
-        """Make the engine forget the attempt; when this returns it no longer touches the attempt's span."""
+        """Make the engine forget the attempt; when this returns it no longer touches the attempt's windows."""
         future = self._cancels.get(attempt)
         if future is None:
             future = self._cancels[attempt] = asyncio.get_running_loop().create_future()
@@ -149,5 +185,11 @@ class EngineClient:
             del self._waiting[command.attempt]
 
 
-def _ignore(*_: object) -> None:
-    """What does not come, or does not matter."""
+def _settle(future: asyncio.Future[None] | None, error: EngineFailed | None = None) -> None:
+    if future is None or future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+        future.exception()  # nobody may be waiting any more

@@ -3,6 +3,8 @@
 What the hand-off left out of a prompt is recomputed first: all but the last token in chunks, then the last by the first
 step. Every prompt token that is forwarded here counts as recomputed, at the moment it is forwarded.
 
+What a sequence has computed when it reaches a multiple of its `snapshot_tokens` is what a later turn can begin from.
+
 A token of `stop_token_ids` ends its sequence unseen: it is neither sent nor counted in `output_tokens`.
 """
 
@@ -11,20 +13,21 @@ from dataclasses import dataclass
 from functools import partial
 
 from prfaas.engine.messages import Decode, Finished, PoolRead, Tokens
-from prfaas.engine.port import Cache, StepInput, StepOutput
+from prfaas.engine.port import StepInput, StepOutput
 from prfaas.kvcache.layout import chunk_ends
+from prfaas.node.engine_sequence import Lingering, Sequence
 from prfaas.node.engine_workbench import Workbench, tokens_between
 from prfaas.request import TOKEN_BYTES, FinishReason, Sampling
 
 
 @dataclass(slots=True)
 class Decoding:
-    """One Decode. `cache` is None until it is restored; `ends` are those of the chunks to recompute; `token_id` is fed
+    """One Decode. `kept` is None until it is restored; `ends` are those of the chunks to recompute; `token_id` is fed
     next."""
 
     command: Decode
     arrived_s: float
-    cache: Cache | None
+    kept: Sequence | None
     ends: Iterator[int]
     token_id: int
     sampling: Sampling
@@ -35,21 +38,21 @@ class Decoding:
     @property
     def missing_tokens(self) -> int:
         """Prompt tokens that must be forwarded before the last one."""
-        held = self.command.tokens if self.cache is None else self.cache.tokens
+        held = self.command.tokens if self.kept is None else self.kept.cache.tokens
         return max(0, len(self.command.prompt) // TOKEN_BYTES - 1 - held)
 
     @property
-    def sequence(self) -> Cache:
-        assert self.cache is not None
-        return self.cache
+    def sequence(self) -> Sequence:
+        assert self.kept is not None
+        return self.kept
 
 
 class DecodeBatch:
     """At most `max_batch` sequences are active; the others wait, first come, first served. Where it is lowered, those
     that are active stay so."""
 
-    def __init__(self, bench: Workbench, max_batch: int) -> None:
-        self._bench, self._max_batch = bench, max_batch
+    def __init__(self, bench: Workbench, lingering: Lingering, max_batch: int) -> None:
+        self._bench, self._lingering, self._max_batch = bench, lingering, max_batch
         #: More than `max_batch` only while sequences end that were active before it was lowered.
         self._room = max_batch
         self._waiting: dict[str, Decoding] = {}
@@ -90,7 +93,7 @@ class DecodeBatch:
     def attempts(self) -> list[str]:
         return [*self._waiting, *self._active]
 
-    def add(self, command: Decode, kept: Cache | None, arrived_s: float) -> None:
+    def add(self, command: Decode, kept: Sequence | None, arrived_s: float) -> None:
         last = len(command.prompt) // TOKEN_BYTES - 1
         chunk_tokens = self._bench.engine.info.chunk_tokens
         self._waiting[command.attempt] = Decoding(
@@ -112,6 +115,10 @@ class DecodeBatch:
         self._max_batch = max_batch
         self._room = max(max_batch, len(self._active))
 
+    def find(self, attempt: str) -> Sequence | None:
+        each = self._waiting.get(attempt) or self._active.get(attempt)
+        return each.kept if each is not None else None
+
     def forget(self, attempt: str) -> None:
         self._waiting.pop(attempt, None)
         self._active.pop(attempt, None)
@@ -123,7 +130,7 @@ class DecodeBatch:
             attempt = next(iter(self._waiting))
             each = self._waiting.pop(attempt)
             each.started_s = self._bench.now()
-            if each.cache is not None or self._bench.succeeds(partial(self._restore, each), attempt):
+            if self._bench.succeeds(partial(self._begin, each), attempt):
                 self._active[attempt] = each
 
     def step(self) -> None:
@@ -131,7 +138,7 @@ class DecodeBatch:
         ready = {attempt: each for attempt, each in self._active.items() if not each.missing_tokens}
         if not ready:
             return
-        inputs = [StepInput(each.sequence, each.token_id, each.sampling) for each in ready.values()]
+        inputs = [StepInput(each.sequence.cache, each.token_id, each.sampling) for each in ready.values()]
         outputs: list[StepOutput] = []
         started_s = self._bench.now()
         if not self._bench.succeeds(lambda: outputs.extend(self._bench.engine.step(inputs)), *ready):
@@ -145,8 +152,11 @@ class DecodeBatch:
         self.stepped_sequences += len(inputs)
         self.stepped_s += ended_s - started_s
         self.forwarded_tokens += len(inputs)
-        for each, output in zip(ready.values(), outputs, strict=True):
-            self._drawn(each, output, ended_s)
+        for (attempt, each), output in zip(ready.items(), outputs, strict=True):
+            if self._bench.succeeds(partial(self._snapshot, each), attempt):
+                self._drawn(each, output, ended_s)
+            else:
+                self.forget(attempt)
 
     def recompute(self) -> bool:
         """One chunk for the oldest sequence that lacks part of its prompt. False when there is none."""
@@ -160,26 +170,32 @@ class DecodeBatch:
     def check(self) -> None:
         assert len(self._active) <= self._room
         for each in self._waiting.values():
-            assert each.cache is None or each.cache.tokens == each.command.tokens
+            assert each.kept is None or each.kept.cache.tokens == each.command.tokens
         for each in self._active.values():
             assert each.output_tokens < each.command.max_tokens, "a finished sequence is still active"
             assert not each.missing_tokens or not each.output_tokens, "drawn before the prompt was complete"
             fed_tokens = max(0, each.output_tokens - 1)
-            assert each.sequence.tokens == each.command.tokens + each.recomputed_tokens + fed_tokens
+            assert each.sequence.cache.tokens == each.command.tokens + each.recomputed_tokens + fed_tokens
 
-    def _restore(self, each: Decoding) -> None:
-        tokens, span = each.command.tokens, each.command.span
-        if span is None:
-            each.cache = self._bench.engine.new_cache()
-            return
-        whole = self._bench.engine.info.layout.parts(tokens, (tokens,) if tokens else ())
-        each.cache = self._bench.engine.restore(tokens, ((part, self._bench.memory(span, part)) for part in whole))
-        self._bench.emit(PoolRead(each.command.attempt))
+    def _begin(self, each: Decoding) -> None:
+        command, bench = each.command, self._bench
+        if each.kept is None:
+            cache = bench.restore(command.held, command.tokens) if command.held else bench.engine.new_cache()
+            each.kept = Sequence(cache)
+        if command.held:
+            bench.emit(PoolRead(command.attempt))
+        self._snapshot(each)
+
+    def _snapshot(self, each: Decoding) -> None:
+        tokens, every = each.sequence.cache.tokens, each.command.snapshot_tokens
+        if tokens and every and tokens % every == 0:
+            each.sequence.move_snapshot(self._bench.engine)
 
     def _recompute(self, each: Decoding) -> None:
         started_s = self._bench.now()
-        start, end = each.sequence.tokens, next(each.ends)
-        self._bench.engine.prefill(each.sequence, tokens_between(each.command.prompt, start, end), None)
+        start, end = each.sequence.cache.tokens, next(each.ends)
+        self._bench.engine.prefill(each.sequence.cache, tokens_between(each.command.prompt, start, end), None)
+        self._snapshot(each)
         each.recomputed_tokens += end - start
         self.forwarded_tokens += end - start
         self.busy_s += self._bench.now() - started_s
@@ -207,11 +223,15 @@ class DecodeBatch:
     def _finish(self, each: Decoding, reason: FinishReason) -> None:
         attempt = each.command.attempt
         self.forget(attempt)
+        if each.command.linger:
+            self._lingering.add(attempt, each.sequence)
         self._bench.emit(
             Finished(
                 attempt=attempt,
                 reason=reason.value,
                 recomputed_tokens=each.recomputed_tokens,
                 output_tokens=each.output_tokens,
+                kept_tokens=each.sequence.cache.tokens,
+                snapshots=each.sequence.boundaries,
             )
         )

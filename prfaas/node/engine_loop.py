@@ -1,20 +1,22 @@
 """The order of work inside an engine process: one decode step for every sequence, one chunk of prefill, and again, each
 as often as its share of the time allows. A long prompt delays a step by no more than a chunk.
 
-An attempt is in exactly one place: queued prefill, kept, waiting decode, or active. What ended, failed or was cancelled
-is in none, and its span is not touched again: commands are handled between turns. Whatever the engine raises fails the
-attempts that were in that call, and the loop goes on.
+An attempt is in exactly one place: queued prefill, kept, waiting decode, active, or lingering. What ended, failed or
+was cancelled is in none, and its windows are not touched again: commands are handled between turns. Whatever the engine
+raises fails the attempts that were in that call, and the loop goes on.
 """
 
 import time
 from collections.abc import Callable
 from typing import assert_never
 
-from prfaas.engine.messages import Cancel, Cancelled, Command, Decode, Event, Failed, Load, Prefill, SetShare
+from prfaas.engine.messages import Cancel, Cancelled, Command, Decode, Event, Export, Failed, Load, Prefill, SetShare
 from prfaas.engine.port import Engine
 from prfaas.node.engine_decode import DecodeBatch
+from prfaas.node.engine_export import ExportQueue
 from prfaas.node.engine_prefill import PrefillQueue
 from prfaas.node.engine_refusal import refusal
+from prfaas.node.engine_sequence import MAX_LINGERING, Lingering, Sequence
 from prfaas.node.engine_share import TimeShare
 from prfaas.node.engine_workbench import Workbench
 
@@ -35,8 +37,10 @@ class EngineLoop:
         now: Callable[[], float] = time.monotonic,
         max_batch: int = MAX_BATCH,
     ) -> None:
-        self._bench = Workbench(engine, pool, emit, now)
-        self._prefills, self._decodes = PrefillQueue(self._bench), DecodeBatch(self._bench, max_batch)
+        self._bench, self._lingering = Workbench(engine, pool, emit, now), Lingering()
+        self._prefills = PrefillQueue(self._bench, self._lingering)
+        self._decodes = DecodeBatch(self._bench, self._lingering, max_batch)
+        self._exports = ExportQueue(self._bench, self._find)
         self._share = TimeShare()
 
     def handle(self, command: Command, arrived_s: float | None = None) -> None:
@@ -45,9 +49,12 @@ class EngineLoop:
         match command:
             case Cancel():
                 self._forget(command.attempt)
+                self._exports.forget(command.attempt)
                 self._bench.emit(Cancelled(command.attempt))
             case Prefill() | Decode():
                 self._accept(command, arrived_s)
+            case Export():
+                self._exports.add(command)
             case SetShare():
                 self._share.set(command.prefill_share)
                 self._decodes.limit(command.max_batch)
@@ -55,7 +62,7 @@ class EngineLoop:
                 assert_never(command)
 
     def turn(self) -> bool:
-        """At most one decode step and one chunk. True when there is more to do."""
+        """At most one decode step, one chunk and one window of an export. True when there is more to do."""
         self._decodes.start()
         if not (self._decodes.ready and (len(self._prefills) or self._decodes.recomputing)):
             self._share.alone()
@@ -66,7 +73,8 @@ class EngineLoop:
                 self._share.decoded(self._timed(self._decodes.step))
             if self._share.prefill_due:
                 self._share.prefilled(self._timed(self._chunk))
-        return bool(len(self._prefills) or len(self._decodes))
+        self._exports.write()
+        return bool(len(self._prefills) or len(self._decodes) or len(self._exports))
 
     def load(self) -> Load:
         return Load(
@@ -81,13 +89,15 @@ class EngineLoop:
             decode_steps_total=self._decodes.steps,
             decode_step_sequences_total=self._decodes.stepped_sequences,
             decode_step_s_total=self._decodes.stepped_s,
+            lingering_sequences=len(self._lingering),
         )
 
     def check(self) -> None:
         """Assert what must hold between turns."""
-        attempts = [*self._prefills.attempts, *self._decodes.attempts]
+        attempts = [*self._prefills.attempts, *self._decodes.attempts, *self._lingering.attempts]
         assert len(attempts) == len(set(attempts)), "an attempt is in two places"
         assert len(self._prefills.attempts) <= MAX_ATTEMPTS and len(self._decodes) <= MAX_ATTEMPTS
+        assert len(self._lingering) <= MAX_LINGERING
         self._prefills.check()
         self._decodes.check()
 
@@ -102,9 +112,9 @@ class EngineLoop:
             self._decodes.add(command, self._prefills.kept.pop(attempt, None), arrived_s)
 
     def _refusal(self, command: Prefill | Decode) -> str | None:
-        """A second command for an attempt in hand ends the attempt: a failed one must not go on writing to its span."""
+        """A second command for an attempt in hand ends the attempt: a failed one must not go on writing."""
         attempt, kept = command.attempt, self._prefills.kept.get(command.attempt)
-        if attempt in self._prefills or attempt in self._decodes:
+        if attempt in self._prefills or attempt in self._decodes or attempt in self._lingering:
             return "the attempt is already in hand"
         match command:
             case Prefill() if kept is not None:
@@ -113,9 +123,9 @@ class EngineLoop:
                 return "too many prefills"
             case Decode() if len(self._decodes) == MAX_ATTEMPTS:
                 return "too many sequences"
-            case Decode(span=int()) if kept is not None:
-                return "the attempt has both a span and a kept sequence"
-            case Decode(span=None) if command.tokens != (kept.tokens if kept is not None else 0):
+            case Decode(held=(_, *_)) if kept is not None:
+                return "the attempt has both held windows and a kept sequence"
+            case Decode(held=()) if command.tokens != (kept.cache.tokens if kept is not None else 0):
                 return f"no sequence of {command.tokens} tokens was kept"
         return refusal(command, self._bench.engine.info, len(self._bench.pool))
 
@@ -132,3 +142,7 @@ class EngineLoop:
     def _forget(self, attempt: str) -> None:
         self._prefills.forget(attempt)
         self._decodes.forget(attempt)
+        self._lingering.forget(attempt)
+
+    def _find(self, attempt: str) -> Sequence | None:
+        return self._prefills.find(attempt) or self._decodes.find(attempt) or self._lingering.find(attempt)

@@ -1,43 +1,44 @@
 """Prefills of an engine process: first come, first served, one chunk at a time, only the oldest under way.
 
-With a span, each part is written and announced as soon as its layer has computed it; without one, the finished sequence
-is kept for the Decode of the same attempt.
+A prefill begins where what it is given ends. With `out`, each layer's rows are written and announced as soon as they
+are there: those that were given at once, the others as the layer has computed them. Without, the finished sequence is
+kept for the Decode of the same attempt.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from prfaas.engine.messages import PartsReady, PoolRead, Prefill, Prefilled
-from prfaas.engine.port import Cache
-from prfaas.kvcache.layout import Part, chunk_ends
+from prfaas.engine.messages import PoolRead, Prefill, Prefilled, RowsReady
+from prfaas.kvcache.layout import Extent, Part
+from prfaas.node.engine_sequence import Lingering, Sequence
 from prfaas.node.engine_workbench import Workbench, tokens_between
 
 
 @dataclass(slots=True)
 class Prefilling:
     """One Prefill. `ends` are the chunk ends still to come; `parts`, filled at the start of the work, is what comes to
-    exist with each (chunk end, layer)."""
+    exist in `out` with each (chunk end, layer)."""
 
     command: Prefill
     arrived_s: float
-    cache: Cache
+    sequence: Sequence
     ends: Iterator[int]
     started_s: float | None = None
     parts: dict[tuple[int, int], list[Part]] = field(default_factory=dict)
 
     @property
     def remaining_tokens(self) -> int:
-        return self.command.stop - max(self.command.held, self.cache.tokens)
+        return self.command.stop - max(self.command.resume_tokens, self.sequence.cache.tokens)
 
 
 class PrefillQueue:
     """`kept` holds finished sequences that wait for their Decode."""
 
-    def __init__(self, bench: Workbench) -> None:
-        self._bench = bench
+    def __init__(self, bench: Workbench, lingering: Lingering) -> None:
+        self._bench, self._lingering = bench, lingering
         self._queue: dict[str, Prefilling] = {}
-        self.kept: dict[str, Cache] = {}
+        self.kept: dict[str, Sequence] = {}
         self.forwarded_tokens = 0
         self.busy_s = 0.0
 
@@ -56,9 +57,12 @@ class PrefillQueue:
         return [*self._queue, *self.kept]
 
     def add(self, command: Prefill, arrived_s: float) -> None:
-        chunk_tokens = self._bench.engine.info.chunk_tokens
-        ends = (end for end in chunk_ends(command.stop, chunk_tokens) if end > command.held)
-        self._queue[command.attempt] = Prefilling(command, arrived_s, self._bench.engine.new_cache(), ends)
+        sequence = Sequence(self._bench.engine.new_cache())
+        self._queue[command.attempt] = Prefilling(command, arrived_s, sequence, iter(command.ends))
+
+    def find(self, attempt: str) -> Sequence | None:
+        queued = self._queue.get(attempt)
+        return queued.sequence if queued is not None else self.kept.get(attempt)
 
     def forget(self, attempt: str) -> None:
         self._queue.pop(attempt, None)
@@ -69,67 +73,84 @@ class PrefillQueue:
         if not self._queue:
             return
         attempt, oldest = next(iter(self._queue.items()))
-        if not self._bench.succeeds(partial(self._compute, oldest), attempt):
+        if not self._bench.succeeds(partial(self._work, oldest), attempt):
             self.forget(attempt)
         elif not oldest.remaining_tokens:
             self._finish(oldest)
 
     def check(self) -> None:
         for place, each in enumerate(self._queue.values()):
+            tokens = each.sequence.cache.tokens
             assert each.started_s is None or place == 0, "only the oldest is under way"
-            assert each.cache.tokens == 0 if each.started_s is None else each.cache.tokens > 0
-            assert each.cache.tokens < max(each.command.stop, 1), "a finished prefill is still queued"
+            assert tokens == 0 if each.started_s is None else tokens > 0
+            assert tokens < max(each.command.stop, 1), "a finished prefill is still queued"
+            assert set(each.sequence.snapshots) == {at for at in each.command.checkpoints if at <= tokens}
 
-    def _compute(self, each: Prefilling) -> None:
-        bench, command, started_s = self._bench, each.command, self._bench.now()
+    def _work(self, each: Prefilling) -> None:
+        started_s = self._bench.now()
         if each.started_s is None:
             each.started_s = started_s
-            each.parts = self._parts(command)
-            self._take_up(each)
-        if not each.remaining_tokens:
-            return
-        start, end = each.cache.tokens, next(each.ends)
-        hook = None if command.span is None else partial(self._export, each, command.span, end)
-        bench.engine.prefill(each.cache, tokens_between(command.prompt, start, end), hook)
-        self.forwarded_tokens += end - start
-        self.busy_s += bench.now() - started_s
+            each.parts = self._parts(each.command)
+            self._resume(each)
+        if each.remaining_tokens:
+            self._compute(each)
+        self.busy_s += self._bench.now() - started_s
 
-    def _take_up(self, each: Prefilling) -> None:
-        """What is there already."""
-        command, bench = each.command, self._bench
-        if command.held_span is not None and command.held:
-            span, parts = command.held_span, bench.engine.info.layout.prefix(command.stop, command.held)
-            each.cache = bench.engine.restore(command.held, ((part, bench.memory(span, part)) for part in parts))
-            bench.emit(PoolRead(command.attempt))
+    def _resume(self, each: Prefilling) -> None:
+        """What is there already, and of that what is to be in `out`."""
+        command, resume_tokens = each.command, each.command.resume_tokens
+        if not command.held:
+            return
+        each.sequence.cache = self._bench.restore(command.held, resume_tokens)
+        self._bench.emit(PoolRead(command.attempt))
+        if resume_tokens in command.checkpoints:
+            each.sequence.keep_snapshot(self._bench.engine)
+        for layer in range(len(self._bench.layout.layers)):
+            self._write_out(each, resume_tokens, layer)
+
+    def _compute(self, each: Prefilling) -> None:
+        bench, command, cache = self._bench, each.command, each.sequence.cache
+        start, end = cache.tokens, next(each.ends)
+        hook = partial(self._write_out, each, end) if each.parts else None
+        bench.engine.prefill(cache, tokens_between(command.prompt, start, end), hook)
+        if end in command.checkpoints:
+            each.sequence.keep_snapshot(bench.engine)
+        self.forwarded_tokens += end - start
 
     def _parts(self, command: Prefill) -> dict[tuple[int, int], list[Part]]:
-        info, groups = self._bench.engine.info, dict[tuple[int, int], list[Part]]()
-        if command.span is not None:
-            for part in info.layout.parts(command.stop, chunk_ends(command.stop, info.chunk_tokens)):
-                groups.setdefault((part.stop, part.layer), []).append(part)
+        out, groups = command.out, dict[tuple[int, int], list[Part]]()
+        if out is None or not out.stop:
+            return groups
+        ends = tuple(end for end in (command.resume_tokens, *command.ends) if end > out.first)
+        states = self._bench.states_at(out.stop) if out.state else ()
+        for part in self._bench.layout.extent_parts(Extent(out.first, out.stop, states), ends, (out,)):
+            groups.setdefault((part.stop, part.layer), []).append(part)
         return groups
 
-    def _export(self, each: Prefilling, span: int, end: int, layer: int) -> None:
-        """Write what this layer of this chunk has made, then announce it in one message."""
+    def _write_out(self, each: Prefilling, end: int, layer: int) -> None:
+        """Write what this layer has up to this end, then announce it in one message."""
         parts = each.parts.get((end, layer), ())
         for part in parts:
-            self._bench.engine.export(each.cache, part, self._bench.memory(span, part))
+            self._bench.engine.export(each.sequence.cache, part, self._bench.memory(part))
         if parts:
-            self._bench.emit(PartsReady(each.command.attempt, tuple(part.index for part in parts)))
+            self._bench.emit(RowsReady(each.command.attempt, layer, end))
 
     def _finish(self, each: Prefilling) -> None:
         """`compute_s` runs from the start of the first chunk to the end of the last, decode steps between included, so
         that with `queue_s` it adds up to the time since the command."""
-        attempt, started_s = each.command.attempt, each.started_s
+        command, started_s = each.command, each.started_s
         assert started_s is not None
-        self.forget(attempt)
-        if each.command.span is None:
-            self.kept[attempt] = each.cache
+        self.forget(command.attempt)
+        if command.out is None:
+            self.kept[command.attempt] = each.sequence
+        elif command.linger:
+            self._lingering.add(command.attempt, each.sequence)
         self._bench.emit(
             Prefilled(
-                attempt=attempt,
-                tokens=each.command.stop - each.command.held,
+                attempt=command.attempt,
+                tokens=command.stop - command.resume_tokens,
                 queue_s=started_s - each.arrived_s,
                 compute_s=self._bench.now() - started_s,
+                snapshots=each.sequence.boundaries,
             )
         )

@@ -1,13 +1,13 @@
-"""What both halves of an engine's work, prefill and decode, have in their hands."""
+"""What all work of an engine process, prefill, decode and export, has in its hands."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from prfaas.engine.messages import Event, Failed
-from prfaas.engine.port import Engine
-from prfaas.kvcache.layout import Part
+from prfaas.engine.port import Cache, Engine
+from prfaas.kvcache.layout import Extent, KvLayout, Part, Window
 from prfaas.request import TOKEN_BYTES
 
 log = structlog.get_logger()
@@ -22,8 +22,22 @@ class Workbench:
     emit: Callable[[Event], None]
     now: Callable[[], float]
 
-    def memory(self, span: int, part: Part) -> memoryview:
-        return self.pool[span + part.offset : span + part.offset + part.nbytes]
+    @property
+    def layout(self) -> KvLayout:
+        return self.engine.info.layout
+
+    def memory(self, part: Part) -> memoryview:
+        return self.pool[part.offset : part.offset + part.nbytes]
+
+    def states_at(self, boundary: int) -> tuple[int, ...]:
+        """The boundary, where the model has states and the sequence is not empty."""
+        return (boundary,) if boundary and self.layout.state_bytes else ()
+
+    def restore(self, held: Sequence[Window], tokens: int) -> Cache:
+        """A sequence of the first `tokens` tokens that these windows hold, window by window."""
+        ends = tuple(sorted({min(window.stop, tokens) for window in held} - {0}))
+        parts = self.layout.extent_parts(Extent(0, tokens, self.states_at(tokens)), ends, held)
+        return self.engine.restore(tokens, ((part, self.memory(part)) for part in parts))
 
     def succeeds(self, work: Callable[[], None], *attempts: str) -> bool:
         """Do `work`. When it raises, these attempts have failed: they are told, and the caller forgets them."""

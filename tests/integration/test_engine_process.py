@@ -25,15 +25,15 @@ from prfaas.engine.messages import (
     Event,
     Finished,
     Load,
-    PartsReady,
     PoolRead,
     Prefill,
     Prefilled,
     Ready,
+    RowsReady,
     Tokens,
 )
 from prfaas.ipc import Channel
-from prfaas.kvcache.layout import chunk_ends
+from prfaas.kvcache.layout import Window, chunk_ends
 
 POOL_BYTES = 64 << 20
 #: Nothing here takes a tenth of this unless it hangs.
@@ -120,6 +120,11 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def prefill(attempt: str, tokens: bytes, stop: int, out_at: int | None = None) -> Prefill:
+    out = None if out_at is None else Window(0, stop, out_at, state=True)
+    return Prefill(attempt=attempt, prompt=tokens, stop=stop, ends=chunk_ends(stop, 256), out=out)
+
+
 def prompt(tokens: int) -> bytes:
     return struct.pack(f"<{tokens}I", *(3 + 31 * place % 500 for place in range(tokens)))
 
@@ -129,26 +134,31 @@ def test_kv_copied_between_two_processes_decodes_like_a_local_run(
 ) -> None:
     """Prefill in one process, memory carried over, decode in another: the tokens of a run that never left."""
     tokens, text = 2000, prompt(2001)
-    prefill, decode = spawn(quick), spawn(quick)
-    layout = prefill.until(Ready).info.layout
-    assert decode.until(Ready).info == prefill.seen[0].info  # type: ignore[union-attr]
+    source_engine, decode = spawn(quick), spawn(quick)
+    layout = source_engine.until(Ready).info.layout
+    assert decode.until(Ready).info == source_engine.seen[0].info  # type: ignore[union-attr]
 
     source, target, nbytes = 4096, 1 << 20, layout.span_bytes(tokens)
-    prefill.send(Prefill(attempt="remote", prompt=text, stop=tokens, span=source))
-    prefill.until(Prefilled, "remote")
-    announced = [index for event in prefill.seen if isinstance(event, PartsReady) for index in event.parts]
-    assert announced == list(range(len(layout.parts(tokens, chunk_ends(tokens, 256)))))
-    decode.pool[target : target + nbytes] = prefill.pool[source : source + nbytes]
-    decode.send(Decode(attempt="remote", prompt=text, tokens=tokens, max_tokens=20, span=target))
+    source_engine.send(prefill("remote", text, tokens, out_at=source))
+    source_engine.until(Prefilled, "remote")
+    announced = [(event.layer, event.stop) for event in source_engine.seen if isinstance(event, RowsReady)]
+    made = [(part.layer, part.stop) for part in layout.parts(tokens, chunk_ends(tokens, 256))]
+    assert announced == list(dict.fromkeys(made))
+    decode.pool[target : target + nbytes] = source_engine.pool[source : source + nbytes]
+    decode.send(
+        Decode(
+            attempt="remote", prompt=text, tokens=tokens, max_tokens=20, held=(Window(0, tokens, target, state=True),)
+        )
+    )
     decode.until(PoolRead, "remote")
     decode.pool[target : target + nbytes] = bytes(nbytes)
     finished = decode.until(Finished, "remote")
 
-    prefill.send(Prefill(attempt="local", prompt=text, stop=tokens))
-    prefill.until(Prefilled, "local")
-    prefill.send(Decode(attempt="local", prompt=text, tokens=tokens, max_tokens=20))
-    assert prefill.until(Finished, "local").output_tokens == finished.output_tokens == 20
-    assert decode.answer("remote") == prefill.answer("local")
+    source_engine.send(prefill("local", text, tokens))
+    source_engine.until(Prefilled, "local")
+    source_engine.send(Decode(attempt="local", prompt=text, tokens=tokens, max_tokens=20))
+    assert source_engine.until(Finished, "local").output_tokens == finished.output_tokens == 20
+    assert decode.answer("remote") == source_engine.answer("local")
     assert len(decode.answer("remote")) == 80
 
 
@@ -157,8 +167,8 @@ def test_a_cancel_is_answered_in_the_middle_of_a_long_prefill(
 ) -> None:
     """The wait is one chunk, not the prompt; afterwards the engine is free and silent about the attempt."""
     engine = spawn(slow)
-    engine.send(Prefill(attempt="long", prompt=prompt(131072), stop=131072, span=0))
-    engine.until(PartsReady, "long")
+    engine.send(prefill("long", prompt(131072), 131072, out_at=0))
+    engine.until(RowsReady, "long")
     engine.send(Cancel("long"))
     engine.until(Cancelled, "long")
     assert not [event for event in engine.seen if isinstance(event, Prefilled)]
@@ -170,8 +180,8 @@ def test_a_cancel_is_answered_in_the_middle_of_a_long_prefill(
 
 def test_a_stream_flows_while_a_long_prompt_is_prefilled(spawn: Callable[[Path], EngineProcess], slow: Path) -> None:
     engine = spawn(slow)
-    engine.send(Prefill(attempt="long", prompt=prompt(131072), stop=131072, span=0))
-    engine.until(PartsReady, "long")
+    engine.send(prefill("long", prompt(131072), 131072, out_at=0))
+    engine.until(RowsReady, "long")
     engine.send(Decode(attempt="stream", prompt=prompt(1), tokens=0, max_tokens=3))
     engine.until(Finished, "stream")
     assert not [event for event in engine.seen if isinstance(event, Prefilled)]
@@ -183,7 +193,7 @@ def test_load_is_reported_without_work_and_when_the_engine_falls_idle(
     engine = spawn(quick)
     engine.until(Load)
     engine.until(Load)
-    engine.send(Prefill(attempt="a", prompt=prompt(600), stop=600))
+    engine.send(prefill("a", prompt(600), 600))
     engine.until(Prefilled, "a")
     load = engine.until(Load)
     assert (load.queued_prefill_tokens, load.kept_sequences, load.prefill_tokens_total) == (0, 1, 600)
@@ -197,8 +207,8 @@ def test_the_engine_ends_when_its_node_closes_the_socket(
     engine = spawn(slow)
     engine.until(Ready)
     if working:
-        engine.send(Prefill(attempt="long", prompt=prompt(131072), stop=131072, span=0))
-        engine.until(PartsReady)
+        engine.send(prefill("long", prompt(131072), 131072, out_at=0))
+        engine.until(RowsReady)
     engine.channel.close()
     assert engine.process.wait(LIVENESS_S) == 0
 
@@ -211,8 +221,8 @@ def test_the_engine_leaves_stopping_to_its_node(
     engine = spawn(slow)
     engine.until(Ready)
     if working:
-        engine.send(Prefill(attempt="long", prompt=prompt(131072), stop=131072, span=0))
-        engine.until(PartsReady)
+        engine.send(prefill("long", prompt(131072), 131072, out_at=0))
+        engine.until(RowsReady)
     for signum in (signal.SIGINT, signal.SIGTERM):
         engine.process.send_signal(signum)
         engine.send(Cancel("anybody"))

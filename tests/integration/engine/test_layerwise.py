@@ -5,9 +5,9 @@ from contextlib import ExitStack
 from functools import partial
 
 from prfaas.engine.hf import HfEngine
-from prfaas.engine.messages import Event, PartsReady, Prefill, Prefilled
+from prfaas.engine.messages import Event, Prefill, Prefilled, RowsReady
 from prfaas.engine.port import Cache
-from prfaas.kvcache.layout import Part, TensorKind, chunk_ends
+from prfaas.kvcache.layout import Part, TensorKind, Window, chunk_ends
 from prfaas.node.engine_loop import EngineLoop
 from tests.integration.engine.engine_scenes import packed, prompt
 
@@ -15,11 +15,12 @@ TOKENS = 700
 
 
 class Observed:
-    """A real engine in its loop: which layer began, which parts were announced, in the order in which it happened."""
+    """A real engine in its loop: which layer began, which layer was announced up to where, in the order in which it
+    happened."""
 
     def __init__(self, engine: HfEngine) -> None:
         self._engine, self.info = engine, engine.info
-        self.log: list[int | tuple[int, ...]] = []
+        self.log: list[int | tuple[int, int]] = []
         self.exported: Counter[int] = Counter()
         self.ended = False
 
@@ -27,7 +28,8 @@ class Observed:
         layers = self._engine._model.model.layers
         pool = memoryview(bytearray(self.info.layout.span_bytes(tokens)))
         loop = EngineLoop(self, pool, self._told)
-        loop.handle(Prefill(attempt="a", prompt=packed(prompt(tokens)), stop=tokens, span=0))
+        ends, out = chunk_ends(tokens, self.info.chunk_tokens), Window(0, tokens, 0, state=True)
+        loop.handle(Prefill(attempt="a", prompt=packed(prompt(tokens)), stop=tokens, ends=ends, out=out))
         with ExitStack() as hooks:
             for number, layer in enumerate(layers):
                 hooks.callback(layer.register_forward_pre_hook(partial(self._began, number)).remove)
@@ -39,8 +41,8 @@ class Observed:
 
     def _told(self, event: Event) -> None:
         match event:
-            case PartsReady():
-                self.log.append(event.parts)
+            case RowsReady():
+                self.log.append((event.layer, event.stop))
             case Prefilled():
                 self.ended = True
 
@@ -61,12 +63,11 @@ def test_each_part_is_announced_before_the_next_layer_begins(engine: HfEngine) -
     observed.run(TOKENS)
     layout, ends = engine.info.layout, chunk_ends(TOKENS, engine.info.chunk_tokens)
     parts = layout.parts(TOKENS, ends)
-    expected: list[int | tuple[int, ...]] = []
+    expected: list[int | tuple[int, int]] = []
     for end in ends:
         for layer in range(len(layout.layers)):
             expected.append(layer)
-            made = tuple(part.index for part in parts if (part.stop, part.layer) == (end, layer))
-            expected += [made] if made else []
+            expected += [(layer, end)] if any((part.layer, part.stop) == (layer, end) for part in parts) else []
     assert len(ends) == 3 and observed.ended
     assert observed.log == expected
     assert observed.exported == Counter(part.index for part in parts)
@@ -80,8 +81,8 @@ def test_states_leave_one_after_the_other_within_the_last_chunk(engine: HfEngine
     parts = layout.parts(TOKENS, ends)
     last = len(layout.layers) - 1
     began_last = max(at for at, entry in enumerate(observed.log) if entry == last)
-    late = [index for entry in observed.log[began_last:] if isinstance(entry, tuple) for index in entry]
-    assert {(parts[index].layer, parts[index].stop) for index in late} == {(last, TOKENS)}
-    states = [part for part in parts if layout.layers[part.layer][part.tensor].kind is TensorKind.STATE]
-    early = [part for part in states if part.index not in late]
-    assert not states or {part.layer for part in early} == {part.layer for part in states} - {last}
+    late = [entry for entry in observed.log[began_last:] if isinstance(entry, tuple)]
+    assert late == [(last, TOKENS)]
+    states = {part.layer for part in parts if layout.layers[part.layer][part.tensor].kind is TensorKind.STATE}
+    early = [entry[0] for entry in observed.log[:began_last] if isinstance(entry, tuple) and entry[1] == TOKENS]
+    assert states - {last} <= set(early)

@@ -3,36 +3,42 @@
 The engine is a real one: a cost model that does not wait.
 """
 
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas.engine.cost_model import CostModelEngine, write_config
+from prfaas.engine.cost_model import CostModelEngine
 from prfaas.engine.messages import (
     Cancel,
     Cancelled,
     Decode,
-    Event,
     Failed,
     Finished,
-    PartsReady,
     PoolRead,
     Prefill,
     Prefilled,
+    RowsReady,
     SetShare,
     Tokens,
 )
 from prfaas.engine.port import Cache, LayerHook, StepInput, StepOutput
 from prfaas.kvcache.layout import chunk_ends
-from prfaas.node.engine_loop import EngineLoop
-from prfaas.request import Sampling
+from tests.unit.node.engine_bench import (
+    CHUNK,
+    SPAN_BYTES,
+    Bench,
+    packed,
+    prefill,
+    prompt,
+    truth,
+    unpacked,
+    whole,
+    write_model,
+)
 
-CHUNK = 8
-SPAN_BYTES = 1 << 13
 #: A token on which `FragileEngine` raises.
 POISON = 63
 
@@ -51,46 +57,10 @@ class FragileEngine(CostModelEngine):
         return super().step(batch)
 
 
-class Bench:
-    """A loop over a pool of a few spans, with everything it has said."""
-
-    def __init__(self, engine: CostModelEngine, *, max_batch: int = 4, now: Callable[[], float] | None = None) -> None:
-        self.engine, self.events = engine, list[Event]()
-        self.pool = bytearray(8 * SPAN_BYTES)
-        clock = {} if now is None else {"now": now}
-        self.loop = EngineLoop(engine, memoryview(self.pool), self.events.append, max_batch=max_batch, **clock)
-
-    def run(self) -> None:
-        """Until there is no more to do."""
-        for _ in range(10_000):
-            more = self.loop.turn()
-            self.loop.check()
-            if not more:
-                return
-        raise AssertionError("the loop never falls idle")
-
-    def of(self, attempt: str) -> list[Event]:
-        return [event for event in self.events if getattr(event, "attempt", None) == attempt]
-
-    def answer(self, attempt: str) -> list[int]:
-        return [t for event in self.of(attempt) if isinstance(event, Tokens) for t in unpacked(event.tokens)]
-
-    def one(self, attempt: str, kind: type) -> Event:
-        (event,) = [event for event in self.of(attempt) if isinstance(event, kind)]
-        return event
-
-    def leaves_nothing(self) -> bool:
-        load = self.loop.load()
-        held = (load.queued_prefill_tokens, load.queued_sequences, load.active_sequences, load.kept_sequences)
-        return held == (0, 0, 0, 0)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
-    write_config(
-        directory, time_scale=0, byte_scale=0, layers=4, chunk_tokens=CHUNK, vocab_tokens=64, max_context_tokens=200
-    )
+    write_model(directory)
     return directory
 
 
@@ -104,69 +74,40 @@ def bench(engine: CostModelEngine) -> Bench:
     return Bench(engine)
 
 
-def packed(*tokens: int) -> bytes:
-    return struct.pack(f"<{len(tokens)}I", *tokens)
-
-
-def unpacked(tokens: bytes) -> tuple[int, ...]:
-    return struct.unpack(f"<{len(tokens) // 4}I", tokens)
-
-
-def prompt(tokens: int, first: int = 5) -> bytes:
-    return packed(*((first + 7 * position) % 60 for position in range(tokens)))
-
-
-def cold_answer(engine: CostModelEngine, tokens: bytes, sampling: Sampling) -> list[int]:
-    """What the engine says by itself, without any loop: the truth that every path must reproduce."""
-    cache, ids = engine.new_cache(), unpacked(tokens)
-    if len(ids) > 1:
-        engine.prefill(cache, tokens[:-4], None)
-    answer = [ids[-1]]
-    while len(answer) <= sampling.max_tokens:
-        token_id = engine.step([StepInput(cache, answer[-1], sampling)])[0].token_id
-        if token_id in sampling.stop_token_ids:
-            break
-        answer.append(token_id)
-    return answer[1:]
-
-
-def truth(bench: Bench, tokens: bytes, count: int) -> list[int]:
-    return cold_answer(bench.engine, tokens, Sampling(max_tokens=count))
-
-
 def test_a_kept_sequence_goes_on_where_its_prefill_ended(bench: Bench) -> None:
-    bench.loop.handle(Prefill(attempt="a", prompt=prompt(30), stop=29))
+    bench.loop.handle(prefill("a", prompt(30), 29))
     bench.run()
     assert bench.loop.load().kept_sequences == 1
     bench.loop.handle(Decode(attempt="a", prompt=prompt(30), tokens=29, max_tokens=6))
     bench.run()
     assert bench.answer("a") == truth(bench, prompt(30), 6)
-    finished = Finished(attempt="a", reason="length", recomputed_tokens=1, output_tokens=6)
+    finished = Finished(attempt="a", reason="length", recomputed_tokens=1, output_tokens=6, kept_tokens=35)
     assert bench.of("a")[-1] == finished
     assert bench.leaves_nothing()
 
 
 def test_a_span_carries_a_sequence_from_one_engine_to_another(bench: Bench, model: Path) -> None:
-    """Every part is announced once, in the layout's order, and what was written is enough to decode elsewhere."""
-    bench.loop.handle(Prefill(attempt="a", prompt=prompt(30), stop=29, span=SPAN_BYTES))
+    """Every layer is announced once for each chunk end at which it has something, in order, and what was written is
+    enough to decode elsewhere."""
+    bench.loop.handle(prefill("a", prompt(30), 29, out_at=SPAN_BYTES))
     bench.run()
     parts = bench.engine.info.layout.parts(29, chunk_ends(29, CHUNK))
-    announced = [index for event in bench.of("a") if isinstance(event, PartsReady) for index in event.parts]
-    assert announced == [part.index for part in parts]
+    announced = [(event.layer, event.stop) for event in bench.of("a") if isinstance(event, RowsReady)]
+    assert announced == list(dict.fromkeys((part.layer, part.stop) for part in parts))
     assert isinstance(bench.of("a")[-1], Prefilled) and bench.leaves_nothing()
 
     other = Bench(CostModelEngine(model))
     other.pool[:SPAN_BYTES] = bench.pool[SPAN_BYTES : 2 * SPAN_BYTES]
-    other.loop.handle(Decode(attempt="b", prompt=prompt(30), tokens=29, max_tokens=6, span=0))
+    other.loop.handle(Decode(attempt="b", prompt=prompt(30), tokens=29, max_tokens=6, held=whole(29)))
     other.run()
     assert other.answer("b") == truth(bench, prompt(30), 6)
     assert isinstance(other.of("b")[0], PoolRead)
 
 
 def test_a_span_may_be_reused_once_it_was_read(bench: Bench) -> None:
-    bench.loop.handle(Prefill(attempt="a", prompt=prompt(30), stop=29, span=0))
+    bench.loop.handle(prefill("a", prompt(30), 29, out_at=0))
     bench.run()
-    bench.loop.handle(Decode(attempt="b", prompt=prompt(30), tokens=29, max_tokens=6, span=0))
+    bench.loop.handle(Decode(attempt="b", prompt=prompt(30), tokens=29, max_tokens=6, held=whole(29)))
     bench.loop.turn()
     assert isinstance(bench.of("b")[0], PoolRead)
     bench.pool[:SPAN_BYTES] = bytes(SPAN_BYTES)
@@ -177,7 +118,7 @@ def test_a_span_may_be_reused_once_it_was_read(bench: Bench) -> None:
 @pytest.mark.parametrize("held", [0, 5, 16, 28, 29])
 def test_what_the_hand_off_left_out_is_recomputed_and_counted(bench: Bench, held: int) -> None:
     """With any part of the prompt at hand, also none, the answer is the same and the counters tell the work."""
-    bench.loop.handle(Prefill(attempt="a", prompt=prompt(30), stop=held))
+    bench.loop.handle(prefill("a", prompt(30), held))
     bench.run()
     bench.loop.handle(Decode(attempt="a", prompt=prompt(30), tokens=held, max_tokens=6))
     assert bench.loop.load().queued_prefill_tokens == 29 - held
@@ -206,7 +147,11 @@ def test_a_stop_token_ends_the_sequence_unseen(bench: Bench) -> None:
         sent = answer[: answer.index(stop_id)]
         assert bench.answer(attempt) == sent
         assert bench.of(attempt)[-1] == Finished(
-            attempt=attempt, reason="stop", recomputed_tokens=30, output_tokens=len(sent)
+            attempt=attempt,
+            reason="stop",
+            recomputed_tokens=30,
+            output_tokens=len(sent),
+            kept_tokens=30 + len(sent),
         )
 
 
@@ -225,7 +170,7 @@ def test_a_long_prefill_delays_a_stream_by_one_chunk_at_most(bench: Bench) -> No
     """Between two tokens of a running sequence no more than one chunk of prefill is computed."""
     bench.loop.handle(Decode(attempt="stream", prompt=prompt(2), tokens=0, max_tokens=15))
     bench.loop.turn()
-    bench.loop.handle(Prefill(attempt="long", prompt=prompt(100), stop=100))
+    bench.loop.handle(prefill("long", prompt(100), 100))
     sent, computed = len(bench.answer("stream")), bench.loop.load().prefill_tokens_total
     while bench.loop.turn():
         sent, before = len(bench.answer("stream")), sent
@@ -248,7 +193,7 @@ def test_a_share_of_the_time_is_kept_while_both_kinds_wait(engine: CostModelEngi
     bench.loop.handle(SetShare(prefill_share=0.25, max_batch=4))
     bench.loop.handle(Decode(attempt="stream", prompt=prompt(2), tokens=0, max_tokens=100))
     bench.loop.turn()
-    bench.loop.handle(Prefill(attempt="long", prompt=prompt(180), stop=180))
+    bench.loop.handle(prefill("long", prompt(180), 180))
     before = bench.loop.load()
     while len(bench.answer("stream")) < 60:
         bench.loop.turn()
@@ -275,7 +220,7 @@ def test_a_lower_batch_limit_lets_running_sequences_finish(bench: Bench) -> None
 
 def test_prefills_are_served_in_the_order_they_came(bench: Bench) -> None:
     for attempt, tokens in (("a", 40), ("b", 9), ("c", 20)):
-        bench.loop.handle(Prefill(attempt=attempt, prompt=prompt(tokens), stop=tokens))
+        bench.loop.handle(prefill(attempt, prompt(tokens), tokens))
     assert bench.loop.load().queued_prefill_tokens == 69
     bench.run()
     assert [event.attempt for event in bench.events if isinstance(event, Prefilled)] == ["a", "b", "c"]
@@ -302,7 +247,7 @@ def test_times_count_from_the_arrival_of_the_command(engine: CostModelEngine) ->
         return time_s
 
     bench = Bench(engine, now=now)
-    bench.loop.handle(Prefill(attempt="a", prompt=prompt(30), stop=29), arrived_s=-10.0)
+    bench.loop.handle(prefill("a", prompt(30), 29), arrived_s=-10.0)
     bench.run()
     prefilled = bench.one("a", Prefilled)
     assert isinstance(prefilled, Prefilled) and prefilled.queue_s == 11.0
@@ -320,19 +265,19 @@ def test_times_count_from_the_arrival_of_the_command(engine: CostModelEngine) ->
 @pytest.mark.parametrize(
     "command",
     [
-        Prefill(attempt="a", prompt=b"abc", stop=0),
-        Prefill(attempt="a", prompt=packed(1, 64), stop=2),
-        Prefill(attempt="a", prompt=prompt(9), stop=10),
-        Prefill(attempt="a", prompt=prompt(9), stop=-1),
-        Prefill(attempt="a", prompt=prompt(201), stop=201),
-        Prefill(attempt="a", prompt=prompt(9), stop=9, span=8 * SPAN_BYTES - 64),
-        Prefill(attempt="a", prompt=prompt(9), stop=9, span=-1),
+        prefill("a", b"abc", 0),
+        prefill("a", packed(1, 64), 2),
+        prefill("a", prompt(9), 10),
+        prefill("a", prompt(9), -1),
+        prefill("a", prompt(201), 201),
+        prefill("a", prompt(9), 9, out_at=8 * SPAN_BYTES - 64),
+        prefill("a", prompt(9), 9, out_at=-64),
         Decode(attempt="a", prompt=b"", tokens=0, max_tokens=1),
-        Decode(attempt="a", prompt=prompt(9), tokens=9, max_tokens=1, span=0),
-        Decode(attempt="a", prompt=prompt(9), tokens=8, max_tokens=0, span=0),
+        Decode(attempt="a", prompt=prompt(9), tokens=9, max_tokens=1, held=whole(9)),
+        Decode(attempt="a", prompt=prompt(9), tokens=8, max_tokens=0, held=whole(8)),
         Decode(attempt="a", prompt=prompt(9), tokens=0, max_tokens=193),
         Decode(attempt="a", prompt=prompt(9), tokens=8, max_tokens=1),
-        Decode(attempt="a", prompt=prompt(9), tokens=8, max_tokens=1, span=8 * SPAN_BYTES - 64),
+        Decode(attempt="a", prompt=prompt(9), tokens=8, max_tokens=1, held=whole(8, 8 * SPAN_BYTES - 64)),
     ],
 )
 def test_a_command_that_cannot_be_carried_out_fails_at_once(bench: Bench, command: Prefill | Decode) -> None:
@@ -354,11 +299,11 @@ def test_the_longest_context_is_served(bench: Bench) -> None:
 @pytest.mark.parametrize("again", ["prefill", "decode"])
 def test_a_second_command_for_a_live_attempt_ends_it(bench: Bench, turns: int, again: str) -> None:
     """One failure is told, and the span is left alone from then on."""
-    bench.loop.handle(Prefill(attempt="a", prompt=prompt(60), stop=59, span=0))
+    bench.loop.handle(prefill("a", prompt(60), 59, out_at=0))
     for _ in range(turns):
         bench.loop.turn()
     if again == "prefill":
-        bench.loop.handle(Prefill(attempt="a", prompt=prompt(60), stop=59, span=0))
+        bench.loop.handle(prefill("a", prompt(60), 59, out_at=0))
     else:
         bench.loop.handle(Decode(attempt="a", prompt=prompt(60), tokens=0, max_tokens=3))
     assert isinstance(bench.of("a")[-1], Failed) and bench.leaves_nothing()
@@ -369,23 +314,23 @@ def test_a_second_command_for_a_live_attempt_ends_it(bench: Bench, turns: int, a
 
 def test_a_second_prefill_beside_a_kept_sequence_is_refused(bench: Bench) -> None:
     for _ in range(2):
-        bench.loop.handle(Prefill(attempt="a", prompt=prompt(9), stop=8))
+        bench.loop.handle(prefill("a", prompt(9), 8))
         bench.run()
     assert isinstance(bench.of("a")[-1], Failed) and bench.leaves_nothing()
 
 
 def test_a_decode_from_a_span_beside_a_kept_sequence_is_refused(bench: Bench) -> None:
-    bench.loop.handle(Prefill(attempt="a", prompt=prompt(9), stop=8))
+    bench.loop.handle(prefill("a", prompt(9), 8))
     bench.run()
-    bench.loop.handle(Decode(attempt="a", prompt=prompt(9), tokens=8, max_tokens=3, span=0))
+    bench.loop.handle(Decode(attempt="a", prompt=prompt(9), tokens=8, max_tokens=3, held=whole(8)))
     assert isinstance(bench.of("a")[-1], Failed) and bench.leaves_nothing()
 
 
 def test_what_the_engine_raises_fails_only_the_attempts_in_that_call(model: Path) -> None:
     bench = Bench(FragileEngine(model))
     poisoned = prompt(20)[:-8] + packed(POISON, 3)
-    bench.loop.handle(Prefill(attempt="poisoned", prompt=poisoned, stop=19, span=0))
-    bench.loop.handle(Prefill(attempt="sound", prompt=prompt(20), stop=19))
+    bench.loop.handle(prefill("poisoned", poisoned, 19, out_at=0))
+    bench.loop.handle(prefill("sound", prompt(20), 19))
     bench.loop.handle(Decode(attempt="recomputes", prompt=poisoned, tokens=0, max_tokens=3))
     bench.loop.handle(Decode(attempt="streams", prompt=prompt(2), tokens=0, max_tokens=8))
     bench.run()
@@ -414,8 +359,8 @@ def test_the_cancel_of_an_unknown_attempt_is_answered(bench: Bench) -> None:
 @pytest.mark.parametrize("turns", range(30))
 def test_a_cancel_at_any_point_leaves_nothing(bench: Bench, turns: int) -> None:
     """Queued, between chunks, kept, waiting, recomputing, decoding: after Cancelled there is no event and no write."""
-    bench.loop.handle(Prefill(attempt="spanned", prompt=prompt(60), stop=40, span=0))
-    bench.loop.handle(Prefill(attempt="kept", prompt=prompt(60), stop=40))
+    bench.loop.handle(prefill("spanned", prompt(60), 40, out_at=0))
+    bench.loop.handle(prefill("kept", prompt(60), 40))
     attempts = {"spanned", "kept"}
     for number in range(6):
         bench.loop.handle(Decode(attempt=f"d{number}", prompt=prompt(20 * number + 1), tokens=0, max_tokens=9))
@@ -452,7 +397,7 @@ def test_the_counters_equal_the_work_that_was_reported(
     bench, stop = Bench(engine), tuple(range(0, 60, 10))
     for number, ((tokens, held, count, stops), turns) in enumerate(zip(jobs, turns_between, strict=False)):
         held = min(held, tokens - 1)
-        bench.loop.handle(Prefill(attempt=str(number), prompt=prompt(tokens), stop=held))
+        bench.loop.handle(prefill(str(number), prompt(tokens), held))
         while not any(isinstance(event, Prefilled) for event in bench.of(str(number))):
             bench.loop.turn()
         stop_ids = stop if stops else ()

@@ -10,7 +10,7 @@ from prfaas.cluster import Namespace
 from prfaas.curve import Curve
 from prfaas.engine.messages import Decode, Event, Finished, Prefill, Prefilled, SetShare, Tokens
 from prfaas.engine.port import EngineInfo, StepInput, StepOutput
-from prfaas.kvcache.layout import KvLayout, TensorKind, TensorSpec
+from prfaas.kvcache.layout import KvLayout, TensorKind, TensorSpec, chunk_ends
 from prfaas.node.engine_loop import EngineLoop
 from prfaas.profile import DecodeProfile, Profile
 from prfaas.request import TOKEN_BYTES, AttemptId
@@ -92,7 +92,8 @@ def real(work: Work, share: float | None) -> dict[str, float]:
             at, (_, prefill, decode) = arrivals.pop(0)
             number = len(work) - len(arrivals) - 1
             if prefill is not None:
-                loop.handle(Prefill(attempt=f"p{number}", prompt=bytes(TOKEN_BYTES * (prefill + 1)), stop=prefill), at)
+                tokens, ends = bytes(TOKEN_BYTES * (prefill + 1)), chunk_ends(prefill, CHUNK)
+                loop.handle(Prefill(attempt=f"p{number}", prompt=tokens, stop=prefill, ends=ends), at)
             if decode is not None:
                 prompt = bytes(TOKEN_BYTES)
                 loop.handle(Decode(attempt=f"d{number}", prompt=prompt, tokens=0, max_tokens=decode), at)
