@@ -20,6 +20,7 @@ from prfaas.live.wan_relay import RelayRoute, run_relay
 from prfaas.observe.logs import configure
 from prfaas.request import Mode
 from services.admin_cli import ADMIN_COMMANDS
+from services.cache_pool.__main__ import cache_pool
 from services.certs_cli import certs
 from services.decode_worker.__main__ import decode_worker
 from services.local_cluster import Plan, Wan, check_settings
@@ -30,7 +31,7 @@ from services.settings import settings
 from services.sim_cli import sim
 from services.up import run as up_until_signal
 
-SECTIONS = ("cluster", "store", "routing", "router", "worker", "kv", "security", "log")
+SECTIONS = ("cluster", "store", "routing", "router", "worker", "kv", "cache", "pool", "security", "log")
 HOME = Path(".prfaas")
 FAMILY = "kimi_linear"
 
@@ -44,6 +45,7 @@ def main() -> None:
 main.add_command(router)
 main.add_command(prefill_worker)
 main.add_command(decode_worker)
+main.add_command(cache_pool)
 main.add_command(sim)
 main.add_command(certs)
 for admin_command in ADMIN_COMMANDS:
@@ -100,6 +102,12 @@ def local_cluster_options(command: Any) -> Any:
 @click.option("--wan-rtt-ms", type=Finite(min=0), default=0.0, help="Round trip time of that line.")
 @click.option("--mtls", is_flag=True, help="Make certificates for the run: all services ask each other for theirs.")
 @click.option("--kv-pool-bytes", default=256 << 20, help="Shared memory of each worker's KV pool.")
+@click.option("--pools", default=1, type=click.IntRange(1), help="Shards of the prefix cache in each region.")
+@click.option("--no-pool", is_flag=True, help="No prefix cache: every prompt is computed whole.")
+@click.option("--pool-bytes", default=256 << 20, help="Memory of each shard of the prefix cache.")
+@click.option(
+    "--pool-dir", type=click.Path(path_type=Path), help="Keep here what that memory has no room for, over restarts."
+)
 @click.option(
     "--ready-timeout-s",
     default=90.0,
@@ -114,6 +122,7 @@ def up(
     family: str | None,
     pd_roles: tuple[str, ...],
     slow_period_s: float | None,
+    no_pool: bool,
     admin_key: str | None,
     wan_mbit: float | None,
     wan_rtt_ms: float,
@@ -137,6 +146,7 @@ def up(
         raise click.UsageError("--slow-period-s does not go with --no-rebalance: nothing is planned then")
     if admin_key is not None and not admin_key.strip():
         raise click.UsageError("--admin-key is empty; leave it out for no admin API")
+    options |= {"pools": 0} if no_pool else {}
     options |= {"slow_period_s": slow_period_s} if slow_period_s is not None else {}
     wan = Wan(mbit=wan_mbit, rtt_ms=wan_rtt_ms) if wan_mbit else None
     name = cluster or (f"local-{secrets.token_hex(4)}" if etcd else "local")

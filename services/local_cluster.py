@@ -68,6 +68,11 @@ class Plan:
     etcd: tuple[str, ...] = ()
     wan: Wan | None = None
     kv_pool_bytes: int = 256 << 20
+    #: Shards of the prefix cache in each region, and the memory of each; 0 for no cache. `pool_dir`: where they keep
+    #: what memory has no room for, each in a folder of its own.
+    pools: int = 1
+    pool_bytes: int = 256 << 20
+    pool_dir: Path | None = None
     log_format: str = "text"
     log_dir: Path | None = None
     ready_timeout_s: float = 60.0
@@ -87,6 +92,7 @@ def check_settings(plan: Plan) -> None:
         ("routing", "mode"): plan.mode,
         ("routing", "slow_period_s"): plan.slow_period_s,
         ("kv", "pool_bytes"): plan.kv_pool_bytes,
+        ("pool", "memory_bytes"): plan.pool_bytes,
         ("log", "format"): plan.log_format,
     }
     configuration.load(overrides=given, environ={})
@@ -94,8 +100,8 @@ def check_settings(plan: Plan) -> None:
 
 @dataclass(slots=True)
 class LocalCluster:
-    """A running cluster. `processes` is by name: router, router-1, ..., prefill-0, decode-0, ..., wan-relay. `endpoint`
-    is the first router's; `endpoints` and `admin` are those of all routers, by process."""
+    """A running cluster. `processes` is by name: router, router-1, ..., prefill-0, decode-0, ..., pool-a-0, pool-b-0,
+    ..., wan-relay. `endpoint` is the first router's; `endpoints` and `admin` are those of all routers, by process."""
 
     plan: Plan
     endpoint: str
@@ -175,6 +181,9 @@ class _Starter:
         relay_ports = free_ports(len(plan.pd_roles)) if plan.wan else []
         if plan.wan:
             await self._start_relay(plan.wan, relay_ports, kv_ports)
+        for region in pool_regions(plan):
+            for number in range(plan.pools):
+                await self._start_pool(region, number)
         for number in range(plan.prefill_workers):
             await self._start_worker(
                 "prefill-worker", f"prefill-{number}", PREFILL_REGION, "--model-dir", str(plan.model_dir)
@@ -237,6 +246,16 @@ class _Starter:
         hardware = ["--hardware", HARDWARE, "--profile", str(self._profile)] if self._profile is not None else []
         await self._spawn(command, name, *place, *pool, *hardware, *options, *self._shared(PeerRole(command)))
 
+    async def _start_pool(self, region: str, number: int) -> None:
+        [metrics_port] = free_ports(1)
+        plan, name = self._plan, f"pool-{region}-{number}"
+        self._metrics[name] = f"http://127.0.0.1:{metrics_port}/metrics"
+        options = ["--id", name, "--region", region, "--model-dir", str(plan.model_dir)]
+        options += ["--memory-bytes", str(plan.pool_bytes), "--metrics-port", str(metrics_port)]
+        if plan.pool_dir is not None:
+            options += ["--store", "disk", "--disk-dir", str(plan.pool_dir / name)]
+        await self._spawn("cache-pool", name, *options, *self._shared(PeerRole.CACHE_POOL))
+
     def _shared(self, role: PeerRole) -> list[str]:
         endpoints = [part for endpoint in self._store for part in ("--store-endpoints", endpoint)]
         cluster = ["--cluster-name", self._plan.cluster, "--cluster-pd-region", PD_REGION]
@@ -284,7 +303,8 @@ class _Starter:
 
 
 async def _ready(cluster: LocalCluster) -> None:
-    """Wait until every worker is in the view and the router answers, or something has gone wrong."""
+    """Wait until every worker and every shard of the cache is in the view and the router answers, or something has
+    gone wrong."""
     stage, limit_s = "starting the cluster", cluster.plan.ready_timeout_s
     waiting = asyncio.ensure_future(_all_there(cluster))
     dying = asyncio.ensure_future(cluster.died())
@@ -308,7 +328,8 @@ async def _all_there(cluster: LocalCluster) -> None:
     follower = ClusterFollower(store, plan.cluster, RegionId(PD_REGION))
     following = asyncio.ensure_future(follower.run())
     try:
-        await follower.wait_for(functools.partial(_has_nodes, wanted), plan.ready_timeout_s)
+        pools = plan.pools * len(pool_regions(plan))
+        await follower.wait_for(functools.partial(_has_nodes, wanted, pools), plan.ready_timeout_s)
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -337,8 +358,13 @@ def cost_table(model_dir: Path) -> Path | None:
     return path if config.get("model_type") == "cost_model" and config.get("time_scale", 1.0) > 0 else None
 
 
-def _has_nodes(wanted: int, view: ClusterView) -> bool:
-    return len(view.nodes) >= wanted
+def pool_regions(plan: Plan) -> tuple[str, ...]:
+    """Where there are workers that a cache is of use to."""
+    return (PREFILL_REGION, PD_REGION) if plan.prefill_workers else (PD_REGION,)
+
+
+def _has_nodes(wanted: int, pools: int, view: ClusterView) -> bool:
+    return len(view.nodes) >= wanted and len(view.pools) >= pools
 
 
 async def _nodes_known_to(endpoint: str) -> int:

@@ -21,7 +21,8 @@ Command = Callable[..., Any]
 
 def settings(*sections: str, own: tuple[str, ...], without: tuple[str, ...] = ()) -> Callable[[Command], Command]:
     """Options for all settings of these sections; those of the `own` sections go without the section's name. The
-    command gets one argument, the Config. `without` names settings of `own` sections that mean nothing to it."""
+    command gets one argument, the Config. `without` names settings that mean nothing to it: those of `own` sections by
+    their name, others as `section.name`."""
 
     def decorate(command: Command) -> Command:
         names: dict[str, tuple[str, str]] = {}
@@ -36,8 +37,9 @@ def settings(*sections: str, own: tuple[str, ...], without: tuple[str, ...] = ()
 
         run.__doc__, wrapped = command.__doc__, run
         for section, field in reversed([*config.fields()]):
-            if (section in sections or section in own) and field.name not in without:
-                name = field.name if section in own else f"{section}_{field.name}"
+            own_name = field.name if section in own else f"{section}.{field.name}"
+            if (section in sections or section in own) and own_name not in without:
+                name = own_name.replace(".", "_")
                 names[name] = (section, field.name)
                 wrapped = click.option(f"--{name.replace('_', '-')}", name, **_look(section, field))(wrapped)
         return click.option("--config", "config_file", type=click.Path(path_type=Path), help="TOML file.")(wrapped)

@@ -8,7 +8,7 @@ import click
 
 from prfaas.errors import PeerUnavailable
 from prfaas.process import StopSignals
-from services.local_cluster import LocalCluster, Plan, local_cluster
+from services.local_cluster import LocalCluster, Plan, local_cluster, pool_regions
 
 #: A process that has lived this long when it ends is started again; one that ends sooner would only end again.
 WORTH_A_RESTART_S = 5.0
@@ -65,8 +65,8 @@ def described(cluster: LocalCluster) -> dict[str, Any]:
 def ready_line(cluster: LocalCluster) -> str:
     plan = cluster.plan
     line = f", line of {plan.wan.mbit:g} Mbit/s and {plan.wan.rtt_ms:g} ms between them" if plan.wan else ""
+    shards = plan.pools * len(pool_regions(plan))
+    cache = f", {shards} shards of the prefix cache" if shards else ""
     admin = f"; admin API at {cluster.admin['router']}" if cluster.admin else ""
-    return (
-        f"ready: {cluster.endpoint}/v1 serves {plan.model_dir.name} "
-        f"({plan.prefill_workers} prefill workers in region a, {len(plan.pd_roles)} PD nodes in region b{line}){admin}"
-    )
+    workers = f"{plan.prefill_workers} prefill workers in region a, {len(plan.pd_roles)} PD nodes in region b"
+    return f"ready: {cluster.endpoint}/v1 serves {plan.model_dir.name} ({workers}{line}{cache}){admin}"

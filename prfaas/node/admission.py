@@ -57,6 +57,11 @@ class Admission:
         self._prefills[attempt] = tokens
         self.prefill_tokens += tokens
 
+    def recount_prefill(self, attempt: AttemptId, tokens: int) -> None:
+        """Less of the prompt than thought is there already. It was taken on, and now stays."""
+        self.prefill_tokens += tokens - self._prefills[attempt]
+        self._prefills[attempt] = tokens
+
     def end_prefill(self, attempt: AttemptId) -> None:
         self.prefill_tokens -= self._prefills.pop(attempt, 0)
 

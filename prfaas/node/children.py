@@ -1,6 +1,7 @@
-"""The two other processes of a worker: engine and pump, and the pool of shared memory between them.
+"""The two other processes of a worker: engine and pump, and the pool of shared memory between them. A shard of the
+cache pool has the pump alone.
 
-The three are one failure unit: when one ends, the worker ends, and a new incarnation begins.
+They are one failure unit with their node: when one ends, the node ends, and a new incarnation begins.
 """
 
 import asyncio
@@ -63,21 +64,29 @@ class Child:
 async def children(model_dir: Path, pool_bytes: int) -> AsyncIterator[tuple[Child, Child]]:
     """Engine and pump, running, on a new pool; both are stopped at the end. Raises ConfigError for a pool that this
     machine has no memory for."""
+    async with pump_child("kv.pool_bytes", pool_bytes) as (pump, pool_fd):
+        engine = await Child.spawn(
+            "engine", engine_messages.Event, pool_fd, "prfaas.node.engine_process", "--model", str(model_dir)
+        )
+        try:
+            yield engine, pump
+        finally:
+            await engine.stop()
+
+
+@asynccontextmanager
+async def pump_child(setting: str, pool_bytes: int) -> AsyncIterator[tuple[Child, int]]:
+    """A pump, running, on a new pool, and the descriptor of that pool's memory. Raises ConfigError naming the setting,
+    as `children` does."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if pool_bytes > memory_bytes:
-        raise ConfigError("kv.pool_bytes", f"{pool_bytes} is more than this machine's memory of {memory_bytes} bytes")
+        raise ConfigError(setting, f"{pool_bytes} is more than this machine's memory of {memory_bytes} bytes")
     pool_fd = os.memfd_create("prfaas-pool")
     try:
         os.ftruncate(pool_fd, pool_bytes)
         pump = await Child.spawn("pump", pump_messages.Event, pool_fd, "prfaas.transfer.pump")
         try:
-            engine = await Child.spawn(
-                "engine", engine_messages.Event, pool_fd, "prfaas.node.engine_process", "--model", str(model_dir)
-            )
-            try:
-                yield engine, pump
-            finally:
-                await engine.stop()
+            yield pump, pool_fd
         finally:
             await pump.stop()
     finally:

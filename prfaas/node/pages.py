@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from prfaas.cluster import Role
 from prfaas.flows.convert_role import Phase, Standing
 from prfaas.node.engine_client import EngineClient
-from prfaas.node.link_server import WorkerServer
 from prfaas.node.pump_client import PumpClient
+from prfaas.node.rpc_server import RpcServer
 from prfaas.node.worker import Worker
 from prfaas.observe import names
 from prfaas.observe.http import TEXT, serve_text
@@ -29,7 +29,7 @@ class WorkerPages:
             self._metrics.set(names.KV_ALLOWED, math.inf, peer_region=region)
         self.role = Role.MIXED
         self.ready = False
-        self._server: WorkerServer | None = None
+        self._server: RpcServer | None = None
         self._identity: Identity | None = None
         self._epoch = 0
         self._phase = Phase.SERVING
@@ -39,7 +39,7 @@ class WorkerPages:
         if standing.phase is Phase.CONVERTING:
             self._metrics.add(names.ROLE_CHANGES)
 
-    def secured(self, server: WorkerServer, identity: Identity | None) -> None:
+    def secured(self, server: RpcServer, identity: Identity | None) -> None:
         """Whom it turns away, and how long it will be let in itself."""
         self._server, self._identity = server, identity
 
@@ -61,6 +61,7 @@ class WorkerPages:
         metrics.set(names.QUEUED_PREFILL_TOKENS, admission.prefill_tokens)
         metrics.set(names.KEPT_SEQUENCES, engine.kept_sequences)
         self._read_pump()
+        self._read_cache()
         metrics.set(names.RESERVATIONS, self._worker.attempts)
         metrics.follow(names.ADMISSION_REFUSED, admission.refused)
         metrics.set(names.SESSIONS, self._worker.sessions)
@@ -97,6 +98,31 @@ class WorkerPages:
             metrics.set(names.KV_QUEUE_AGE, egress.queue_age_s, peer_region=region)
             metrics.set(names.KV_RTT, math.nan if egress.rtt_s is None else egress.rtt_s, peer_region=region)
             metrics.set(names.KV_LANES, egress.lanes, peer_region=region)
+
+    def _read_cache(self) -> None:
+        metrics, books = self._metrics, self._worker.cache_books
+        for counter, total in (
+            (names.WORKER_CACHE_LOOKED_UP_TOKENS, books.looked_up_tokens),
+            (names.WORKER_CACHE_SKIPPED_TOKENS, books.skipped_tokens),
+            (names.WORKER_CACHE_HELD_TOKENS, books.held_tokens),
+            (names.WORKER_CACHE_PUT_BYTES, books.put_bytes),
+            (names.WORKER_CACHE_PULLED_BYTES, books.pulled_bytes),
+        ):
+            metrics.follow(counter, total)
+        for counter, totals in (
+            (names.WORKER_CACHE_LOOKUPS, books.lookups),
+            (names.WORKER_CACHE_HIT_TOKENS, books.hit_tokens),
+            (names.WORKER_CACHE_WASTED_TOKENS, books.wasted_tokens),
+            (names.WORKER_CACHE_GETS, books.gets),
+            (names.WORKER_CACHE_GET_BYTES, books.get_bytes),
+            (names.WORKER_CACHE_PUTS, books.puts),
+            (names.WORKER_CACHE_PULLS, books.pulls),
+        ):
+            [label] = counter.labels
+            for value, total in totals.items():
+                metrics.follow(counter, total, **{label.name: value})
+        while books.get_s:
+            metrics.observe(names.WORKER_CACHE_GET_SECONDS, books.get_s.popleft())
 
 
 def _live() -> tuple[int, str, bytes]:

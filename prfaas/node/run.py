@@ -27,6 +27,7 @@ from prfaas.node.children import children
 from prfaas.node.engine_client import EngineClient
 from prfaas.node.link_server import Runtime, serve_worker
 from prfaas.node.pages import WorkerPages
+from prfaas.node.pool_client import PoolClient
 from prfaas.node.pump_client import SILENCE_S, PumpClient
 from prfaas.node.role import RoleSeat
 from prfaas.node.self_check import check_addresses
@@ -81,9 +82,10 @@ async def run_worker(
                 ]
                 info = await engine.info()
                 place = await _start_pump(config, info, pump)
-                worker = Worker(place, info, engine, pump, Admission(limits), group.create_task)
+                pool = PoolClient(place, info.namespace, config.cache, identity) if config.cache.enabled else None
+                worker = Worker(place, info, engine, pump, Admission(limits), group.create_task, pool, config.cache)
                 pages = WorkerPages(worker, engine, pump, _regions(config))
-                await _serve(config, kind, worker, runtime(worker), pages, stop, group, role_story, identity)
+                await _serve(config, kind, worker, runtime(worker), pages, stop, group, role_story, identity, pool)
                 for task in crew:
                     task.cancel()
     except asyncio.CancelledError:
@@ -125,14 +127,15 @@ async def _serve(
     group: asyncio.TaskGroup,
     role_story: RoleStory | None,
     identity: Identity | None,
+    pool: PoolClient | None,
 ) -> None:
     own = config.worker
     async with AsyncExitStack() as stack:
-        with _listening("worker.rpc_port"):
+        with listening("worker.rpc_port"):
             server = await serve_worker(runtime, own.rpc_host, own.rpc_port, identity)
         pages.secured(server, identity)
         stack.push_async_callback(server.stop, STOP_GRACE_S)
-        with _listening("worker.metrics_port"):
+        with listening("worker.metrics_port"):
             pages_server = await pages.serve(own.metrics_host, own.metrics_port)
         await stack.enter_async_context(pages_server)
         node = _node(config, kind, worker, server.port)
@@ -141,17 +144,19 @@ async def _serve(
         pages.role, pages.ready = node.role, True
         store = open_store(config.store)
         stack.push_async_callback(store.close)
+        if pool is not None:
+            stack.push_async_callback(end, group.create_task(pool.run(store, config.cluster.name), name="cache pool"))
         telemetry = Telemetry(worker, pages.engine, pages.pump, asyncio.get_running_loop().time)
         registration = Registration(
             store, config.cluster.name, node, telemetry.measure, lease_ttl_s=config.store.lease_ttl_s
         )
         # A worker whose id was taken over by a newer process ends: its registration fails, and with it the group.
         registering = group.create_task(registration.run(), name="registration")
-        stack.push_async_callback(_end, registering)
+        stack.push_async_callback(end, registering)
         plans = PlanFollower(store, config.cluster.name, node.id, node.incarnation, worker.hold)
-        stack.push_async_callback(_end, group.create_task(plans.run(), name="plan"))
+        stack.push_async_callback(end, group.create_task(plans.run(), name="plan"))
         budgets = BudgetFollower(store, config.cluster.name, node.region, node.id, pages.pump.allow)
-        stack.push_async_callback(_end, group.create_task(budgets.run(), name="budgets"))
+        stack.push_async_callback(end, group.create_task(budgets.run(), name="budgets"))
         if role_story is not None:
             seat = RoleSeat(
                 worker,
@@ -163,7 +168,7 @@ async def _serve(
                 max_prefills=own.max_sequences,
                 max_fallback_prefills=own.max_fallback_prefills,
             )
-            stack.push_async_callback(_end, group.create_task(role_story(seat, plans), name="role"))
+            stack.push_async_callback(end, group.create_task(role_story(seat, plans), name="role"))
         stop.ready()
         log.info(
             "worker is serving", node=node.id, rpc=node.rpc_address, kv=dict(node.kv_addresses), role=node.role.value
@@ -223,7 +228,7 @@ def _node(config: Config, kind: NodeKind, worker: Worker, rpc_port: int) -> Node
 
 
 @contextmanager
-def _listening(setting: str) -> Iterator[None]:
+def listening(setting: str) -> Iterator[None]:
     """An address that cannot be had is a setting that cannot work."""
     try:
         yield
@@ -231,7 +236,7 @@ def _listening(setting: str) -> Iterator[None]:
         raise ConfigError(setting, error.strerror or str(error)) from error
 
 
-async def _end(task: asyncio.Task[None]) -> None:
+async def end(task: asyncio.Task[None]) -> None:
     """Where its group has cancelled it already, a second time would cut its leaving short: a dead worker's record would
     then live as long as its lease."""
     if not task.cancelling():

@@ -1,23 +1,25 @@
-"""The check that a worker's advertised addresses lead back to it, made before it joins the cluster.
+"""The check that a node's advertised addresses lead back to it, made before it joins the cluster.
 
 An address that others cannot reach, or behind which somebody else answers, would otherwise show itself as transfers
 that hang (the worker behind a NAT, the port of a node that was replaced).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import grpc
 import structlog
 
-from prfaas.cluster import Incarnation, Node
+from prfaas.cluster import Incarnation, Node, Pool
 from prfaas.errors import ConfigError
 from prfaas.node.pump_client import PumpClient
 from prfaas.rpc.identity import Identity, dial
 from prfaas.rpc.translate import unpack_description
+from prfaas.rpc.v1 import cache_pb2
 from prfaas.rpc.v1 import worker_pb2 as pb
+from prfaas.rpc.v1.cache_pb2_grpc import CachePoolStub
 from prfaas.rpc.v1.worker_pb2_grpc import WorkerStub
-from prfaas.security import role_of
+from prfaas.security import PeerRole, role_of
 
 #: Relays and load balancers in front of a worker may start later than it does.
 PATIENCE_S = 60.0
@@ -38,10 +40,26 @@ async def check_addresses(
     }
     for region, address in node.kv_addresses.items():
         checks[f"kv.advertise[{region!r}]"] = (address, _kv_probe(pump, address))
+    await _all_lead_to(checks, node.incarnation, patience_s)
+
+
+async def check_pool_addresses(
+    pool: Pool, pump: PumpClient, patience_s: float = PATIENCE_S, identity: Identity | None = None
+) -> None:
+    """The same for a shard of the cache pool."""
+    checks: dict[str, tuple[str, Ask]] = {
+        "pool.rpc_advertise": (pool.rpc_address, lambda: _which_shard_answers(pool, identity))
+    }
+    for region, address in pool.kv_addresses.items():
+        checks[f"pool.kv_advertise[{region!r}]"] = (address, _kv_probe(pump, address))
+    await _all_lead_to(checks, pool.incarnation, patience_s)
+
+
+async def _all_lead_to(checks: Mapping[str, tuple[str, Ask]], ours: Incarnation, patience_s: float) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             for setting, (address, ask) in checks.items():
-                group.create_task(_until_here(setting, address, ask, node.incarnation, patience_s), name=setting)
+                group.create_task(_until_here(setting, address, ask, ours, patience_s), name=setting)
     except* ConfigError as failed:
         raise failed.exceptions[0] from None
 
@@ -50,7 +68,7 @@ async def _until_here(setting: str, address: str, ask: Ask, ours: Incarnation, p
     deadline = asyncio.get_running_loop().time() + patience_s
     while (found := await ask()) != ours:
         if found is not None:
-            raise ConfigError(setting, f"{address} leads to another worker")
+            raise ConfigError(setting, f"{address} leads to another node")
         if asyncio.get_running_loop().time() > deadline:
             raise ConfigError(setting, f"nobody answers at {address}")
         log.debug("advertised address does not answer yet", setting=setting, address=address)
@@ -72,3 +90,17 @@ async def _who_answers(node: Node, identity: Identity | None) -> Incarnation | N
         except grpc.aio.AioRpcError:
             return None
         return unpack_description(answer).incarnation
+
+
+async def _which_shard_answers(pool: Pool, identity: Identity | None) -> Incarnation | None:
+    """A shard says first of all which life of it this is."""
+    async with dial(identity, PeerRole.CACHE_POOL, pool.rpc_address) as channel:
+        watching = CachePoolStub(channel).Watch(cache_pb2.WatchRequest(router=pool.id), timeout=TRY_S)
+        try:
+            async for update in watching:
+                return Incarnation(update.incarnation)
+        except grpc.aio.AioRpcError:
+            pass
+        finally:
+            watching.cancel()
+        return None

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from prfaas.cluster import Egress, RegionId
+from prfaas.cluster import Egress, NodeLoad, RegionId
 from prfaas.membership.records import Measured
 from prfaas.node.engine_client import EngineClient
 from prfaas.node.engine_share import LEAST_SHARE
@@ -30,8 +30,7 @@ class Telemetry:
     def __init__(self, worker: Worker, engine: EngineClient, pump: PumpClient, now: Callable[[], float]) -> None:
         self._worker, self._engine, self._pump, self._now = worker, engine, pump, now
         self._at = now()
-        self._sent: dict[str, Counters] = {}
-        self._allowed: dict[str, float] = {}
+        self._egress = EgressRates(pump)
         self._prefill_busy_s = 0.0
 
     def measure(self) -> Measured:
@@ -41,24 +40,11 @@ class Telemetry:
         return Measured(
             replace(
                 load,
-                egress=self._egress(elapsed_s),
+                egress=self._egress.measure(elapsed_s),
                 prefill_busy_ratio=self._prefill_busy(elapsed_s),
                 decode_busy_ratio=min(1.0, load.decoding / load.max_batch) if load.max_batch else None,
             ),
             self._counters(),
-        )
-
-    def _egress(self, elapsed_s: float) -> tuple[Egress, ...]:
-        before, self._sent = self._sent, {each.region: each for each in self._pump.load.egress}
-        allowed, self._allowed = self._allowed, dict(self._pump.allowed)
-        return tuple(
-            rates(
-                before.get(region, _NOTHING),
-                after,
-                elapsed_s,
-                min(allowed.get(region, math.inf), self._allowed.get(region, math.inf)),
-            )
-            for region, after in self._sent.items()
         )
 
     def _counters(self) -> dict[str, int]:
@@ -87,6 +73,46 @@ class Telemetry:
         worked_s, self._prefill_busy_s = busy_s - self._prefill_busy_s, busy_s
         own_s = elapsed_s * max(LEAST_SHARE, self._engine.prefill_share)
         return min(1.0, max(0.0, worked_s) / own_s) if own_s > 0 else None
+
+
+class EgressRates:
+    """What a pump sends, between one time and the next that it is asked."""
+
+    def __init__(self, pump: PumpClient) -> None:
+        self._pump = pump
+        self._sent: dict[str, Counters] = {}
+        self._allowed: dict[str, float] = {}
+
+    def measure(self, elapsed_s: float) -> tuple[Egress, ...]:
+        before, self._sent = self._sent, {each.region: each for each in self._pump.load.egress}
+        allowed, self._allowed = self._allowed, dict(self._pump.allowed)
+        return tuple(
+            rates(
+                before.get(region, _NOTHING),
+                after,
+                elapsed_s,
+                min(allowed.get(region, math.inf), self._allowed.get(region, math.inf)),
+            )
+            for region, after in self._sent.items()
+        )
+
+
+class PoolTelemetry:
+    """The same of a shard of the cache, which has a pump alone."""
+
+    def __init__(self, pump: PumpClient, now: Callable[[], float]) -> None:
+        self._pump, self._now, self._egress = pump, now, EgressRates(pump)
+        self._at = now()
+
+    def measure(self) -> Measured:
+        now = self._now()
+        elapsed_s, self._at = now - self._at, now
+        counters = {
+            "kv_sent_bytes": self._pump.load.sent_bytes_total,
+            "kv_received_bytes": self._pump.load.received_bytes_total,
+            "kv_failed_transfers": self._pump.load.failed_transfers_total,
+        }
+        return Measured(NodeLoad(egress=self._egress.measure(elapsed_s)), counters)
 
 
 def rates(before: Counters, after: Counters, elapsed_s: float, allowed: float = math.inf) -> Egress:

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from prfaas.cluster import Incarnation, NodeId, RegionId
+from prfaas.kvcache.layout import Window
 from prfaas.request import TOKEN_BYTES, AttemptId, Sampling
 from prfaas.rpc.commands import Command, Event
 from prfaas.transfer.pump import messages as pump_messages
@@ -39,24 +40,63 @@ class WorkerSession:
             self._worker.session_closed(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Whose prefixes a prompt may share. The salt keys them apart from all others' (R11)."""
+
+    name: str
+    salt: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """A cached prefix of `tokens` on its way into spans of ours, where it will be read from these windows."""
+
+    tokens: int
+    windows: tuple[Window, ...]
+    spans: tuple[AttemptId, ...]
+    arrival: asyncio.Task[bool]
+    #: That come from another region.
+    pulled_bytes: int = 0
+
+    async def arrived(self) -> bool:
+        """Whether all of it has come, and was still pinned then (R17). Who stops waiting does not end it."""
+        return await asyncio.shield(self.arrival)
+
+
 @dataclass(slots=True, eq=False)
 class Tenure:
-    """What one attempt holds on this worker. `prefilling`: from the command to the end of its prefill here."""
+    """What one attempt holds on this worker. `prefilling`: from the command to the end of its prefill here. `in_pump`:
+    what the pump has under whatever name for it. `aside`: what goes on for it beside `task`."""
 
     attempt: AttemptId
     session: WorkerSession
     prompt: bytes
     sampling: Sampling | None = None
+    #: None: without the cache.
+    tenant: Tenant | None = None
     span: pump_messages.Reserved | None = None
+    borrowed: Borrowed | None = None
     in_engine: bool = False
-    in_pump: bool = False
+    in_pump: set[AttemptId] = field(default_factory=set)
     prefilling: bool = False
     task: asyncio.Task[None] | None = None
+    aside: set[asyncio.Task[Any]] = field(default_factory=set)
     deadline: asyncio.TimerHandle | None = None
 
     @property
     def prompt_tokens(self) -> int:
         return len(self.prompt) // TOKEN_BYTES
+
+    @property
+    def handoff_tokens(self) -> int:
+        """All but the last, which decode computes itself."""
+        return self.prompt_tokens - 1
+
+    def remaining_s(self) -> float:
+        """Until its deadline."""
+        assert self.deadline is not None
+        return self.deadline.when() - asyncio.get_running_loop().time()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,16 +29,23 @@ class Alone:
         self.tokens = lru_cache(maxsize=256)(self._tokens)
 
     def answer(self, ids: list[int], max_tokens: int) -> list[int]:
+        return self.tokens(tuple(ids), max_tokens)[0]
+
+    def answer_with_gaps(self, ids: list[int], max_tokens: int) -> tuple[list[int], list[float]]:
+        """The tokens, and how far the best logit of each was from the second, as a part of the spread of the best
+        eight (which is less than the spread of all)."""
         return self.tokens(tuple(ids), max_tokens)
 
-    def _tokens(self, ids: tuple[int, ...], max_tokens: int) -> list[int]:
+    def _tokens(self, ids: tuple[int, ...], max_tokens: int) -> tuple[list[int], list[float]]:
         engine, prompt = self.engine, packed(list(ids))
         cache, sampling = engine.new_cache(), Sampling(max_tokens=max_tokens)
         ends = chunk_ends(len(ids) - 1, engine.info.chunk_tokens)
         for start, stop in itertools.pairwise((0, *ends)):
             engine.prefill(cache, prompt[start * TOKEN_BYTES : stop * TOKEN_BYTES], None)
-        output = [ids[-1]]
+        output, gaps = [ids[-1]], list[float]()
         for _ in range(max_tokens):
             [step] = engine.step([StepInput(cache, output[-1], sampling)])
             output.append(step.token_id)
-        return output[1:]
+            logits = [logit for _, logit in step.top_logits]
+            gaps.append((logits[0] - logits[1]) / (logits[0] - logits[-1]))
+        return output[1:], gaps

@@ -53,11 +53,14 @@ def test_up_stops_all_that_it_started(model_dir: ModelDir, signum: signal.Signal
     """Ctrl-C, SIGTERM, and even kill -9 of the launcher leave no process and no open port."""
     with running("up", "--model", str(model_dir("cost_model")), "--port", "0", "--json") as process:
         cluster = started(process)
-        assert set(cluster["processes"]) == {"router", "prefill-0", "decode-0", "decode-1"}
+        workers, pools = {"prefill-0", "decode-0", "decode-1"}, {"pool-a-0", "pool-b-0"}
+        assert set(cluster["processes"]) == {"router", *workers, *pools}
         status, body = fetch(f"{cluster['endpoint']}/models")
         assert (status, json.loads(body)["data"][0]["id"]) == (200, cluster["model"])
         children = family(process.pid)
-        assert len(children) >= 4 + 2 * 3  # the services, and an engine and a pump for each worker
+        assert (
+            len(children) >= 6 + 2 * 3 + 2
+        )  # the services, an engine and a pump for each worker, a pump for each pool
         process.send_signal(signum)
         process.wait(GONE_S)
         gone, alive = psutil.wait_procs(children, GONE_S)
@@ -86,7 +89,8 @@ def test_up_makes_certificates_for_the_run(model_dir: ModelDir):
 def test_up_starts_a_lost_worker_again(model_dir: ModelDir, part: str):
     """A worker that is killed, or whose engine is, costs neither the cluster nor its place in it."""
     arguments = ("--model", str(model_dir("cost_model")), "--port", "0", "--threshold-tokens", "100", "--json")
-    with running("up", *arguments) as process:
+    # With a cache the second of equal prompts has nothing left that is worth sending to region a.
+    with running("up", *arguments, "--no-pool") as process:
         cluster = started(process)
         worker = cluster["processes"]["prefill-0"]
         time.sleep(WORTH_A_RESTART_S)  # not a condition: a process that ends sooner is not worth a restart

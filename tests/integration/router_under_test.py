@@ -88,7 +88,9 @@ class EchoBackend:
         started = time.monotonic()
         await asyncio.sleep(0.02)
         story.terms["prefill"] = time.monotonic() - started
-        story.prefill = PrefillReport(queue_s=0.0, compute_s=0.02, exposed_s=0.0, prefill_tokens=1, kv_bytes=0)
+        story.prefill = PrefillReport(
+            queue_s=0.0, compute_s=0.02, exposed_s=0.0, prefill_tokens=1, kv_bytes=0, cached_tokens=1
+        )
         tokens = [request.prompt[at : at + TOKEN_BYTES] for at in range(0, len(request.prompt), TOKEN_BYTES)]
         shown = tokens[: request.sampling.max_tokens]
         for number, token in enumerate(itertools.cycle(shown) if request.model == ENDLESS else shown, start=1):

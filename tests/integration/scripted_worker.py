@@ -92,14 +92,26 @@ class Session:
                 self.emit(
                     attempt,
                     Reserved(
-                        kv_address=address, generation=7, incarnation=self.runtime.incarnation, permit=permit(attempt)
+                        kv_address=address,
+                        generation=7,
+                        incarnation=self.runtime.incarnation,
+                        permit=permit(attempt),
+                        held_tokens=self.runtime.held_tokens,
                     ),
                 )
             case Prefill():
                 count = len(command.prompt) // 4 - 1
                 self.emit(
                     attempt,
-                    PrefillDone(queue_s=0.0, compute_s=0.001, exposed_s=0.0, prefill_tokens=count, kv_bytes=count * 10),
+                    PrefillDone(
+                        queue_s=0.0,
+                        compute_s=0.001,
+                        exposed_s=0.0,
+                        prefill_tokens=count,
+                        kv_bytes=count * 10,
+                        cached_tokens=self.runtime.cached_tokens,
+                        pulled_bytes=self.runtime.pulled_bytes,
+                    ),
                 )
             case Decode():
                 self.decoding[attempt] = asyncio.create_task(self._decode(attempt), name=f"decode {attempt}")
@@ -123,6 +135,8 @@ class ScriptedRuntime:
     ) -> None:
         self.node, self.incarnation = NodeId(node), Incarnation(incarnation)
         self.silent, self.deaf, self.room = silent, deaf, room
+        #: What it has, or had, from a cache.
+        self.held_tokens = self.cached_tokens = self.pulled_bytes = 0
         self.on_silence: Callable[[AttemptId], None] = lambda attempt: None
         self.sessions: list[Session] = []
         self._change = asyncio.Event()

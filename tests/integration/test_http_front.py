@@ -154,7 +154,7 @@ def test_field_M4_a_stream_is_laid_out_as_clients_expect(router: Router):
     assert all(chunk["choices"][0]["finish_reason"] is None for chunk in [first, *middle])
     assert (last["choices"][0]["delta"], last["choices"][0]["finish_reason"]) == ({}, "stop")
     assert all(chunk["usage"] is None for chunk in [first, *middle, last])
-    assert usage["choices"] == [] and usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert usage["choices"] == [] and usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
     assert usage["usage"]["total_tokens"] == usage["usage"]["prompt_tokens"] + usage["usage"]["completion_tokens"]
     assert done == "[DONE]"
 

@@ -21,7 +21,8 @@ from prfaas.membership.etcd import EtcdStore
 from prfaas.membership.etcd_calls import Tls
 from prfaas.membership.memory import MemoryStore
 from prfaas.membership.server import EmbeddedStoreServer
-from prfaas.node.link_server import WorkerServer, serve_worker
+from prfaas.node.link_server import serve_worker
+from prfaas.node.rpc_server import RpcServer
 from prfaas.request import AttemptId, RequestId, Sampling
 from prfaas.rpc.commands import Reserve, Reserved
 from prfaas.rpc.identity import Identity, dial
@@ -59,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def serving(own: Identity | None) -> AsyncIterator[WorkerServer]:
+async def serving(own: Identity | None) -> AsyncIterator[RpcServer]:
     server = await serve_worker(ScriptedRuntime(D0, LIFE), "127.0.0.1", 0, own, first_call_s=FIRST_CALL_S)
     await server.set_serving(True)
     try:
@@ -71,7 +72,7 @@ async def serving(own: Identity | None) -> AsyncIterator[WorkerServer]:
 
 @asynccontextmanager
 async def link(
-    server: WorkerServer, own: Identity | None, peer: PeerRole = DECODE, counters: LinkCounters | None = None
+    server: RpcServer, own: Identity | None, peer: PeerRole = DECODE, counters: LinkCounters | None = None
 ) -> AsyncIterator[GrpcTokenLink]:
     made = GrpcTokenLink(
         f"127.0.0.1:{server.port}",
@@ -87,7 +88,7 @@ async def link(
         await made.close()
 
 
-async def refused(server: WorkerServer, own: Identity | None, peer: PeerRole = DECODE) -> str:
+async def refused(server: RpcServer, own: Identity | None, peer: PeerRole = DECODE) -> str:
     """What a router with this identity is told when it wants to link."""
     counters = LinkCounters()
     with structlog.testing.capture_logs() as lines:
@@ -100,13 +101,13 @@ async def refused(server: WorkerServer, own: Identity | None, peer: PeerRole = D
     return failed.value.detail
 
 
-async def counted(server: WorkerServer, refusal: Refusal, count: int) -> None:
+async def counted(server: RpcServer, refusal: Refusal, count: int) -> None:
     async with asyncio.timeout(LIVENESS_S):
         while server.refused[refusal] != count:  # noqa: ASYNC110 - counted by a timer of the server's
             await asyncio.sleep(0.02)
 
 
-async def described(server: WorkerServer, own: Identity, peer: PeerRole = DECODE) -> pb.DescribeResponse:
+async def described(server: RpcServer, own: Identity, peer: PeerRole = DECODE) -> pb.DescribeResponse:
     async with dial(own, peer, f"127.0.0.1:{server.port}") as channel:
         return await WorkerStub(channel).Describe(pb.DescribeRequest(), timeout=LIVENESS_S)
 
@@ -340,7 +341,7 @@ def authority_pem(folder: Path) -> bytes:
     return paths(folder, "ca")[0].read_bytes()
 
 
-async def assert_cut_off(server: WorkerServer, credentials: grpc.ChannelCredentials) -> None:
+async def assert_cut_off(server: RpcServer, credentials: grpc.ChannelCredentials) -> None:
     name = [("grpc.ssl_target_name_override", DECODE.dns_name)]
     async with grpc.aio.secure_channel(f"127.0.0.1:{server.port}", credentials, name) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as failed:

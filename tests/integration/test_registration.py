@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import pytest
 
-from prfaas.cluster import ClusterView, Incarnation, Namespace, Node, NodeId, NodeKind, NodeLoad, RegionId, Role
+from prfaas.cluster import ClusterView, Incarnation, Namespace, Node, NodeId, NodeKind, NodeLoad, Pool, RegionId, Role
 from prfaas.errors import DeadlineExceeded
 from prfaas.membership.etcd import EtcdStore
 from prfaas.membership.follow import ClusterFollower
@@ -315,3 +316,45 @@ async def test_waiting_for_a_view_ends_with_the_deadline(cluster: Cluster):
     async with following(cluster) as router:
         with pytest.raises(DeadlineExceeded):
             await router.wait_for(decodes("never"), 0.1)
+
+
+async def test_a_shard_of_the_cache_registers_like_a_worker(cluster: Cluster):
+    """It is in the view while it lives, over an outage that outlasts its lease as well, and gone when it leaves."""
+    pool = Pool(
+        id=NodeId("c0"),
+        region=PD,
+        incarnation=Incarnation(7),
+        namespace=Namespace("ns"),
+        rpc_address="c0:1",
+        capacity_bytes=1 << 30,
+    )
+    async with following(cluster) as router, a_store(cluster) as store:
+        registration = Registration(store, "c", pool, interval_s=INTERVAL_S, lease_ttl_s=1.0)
+        task = asyncio.create_task(registration.run(), name="registration-c0")
+        try:
+            await registration.wait_published(LIMIT_S)
+            view = await router.wait_for(lambda view: bool(view.pools), LIMIT_S)
+            assert (dict(view.pools), dict(view.nodes)) == ({pool.id: pool}, {})
+            await cluster.forget_leases()
+            await router.wait_for(lambda view: not view.pools, LIMIT_S)
+            await router.wait_for(lambda view: view.pools.get(pool.id) == pool, LIMIT_S)
+            assert await cluster.entry(Kind.TELEMETRY, "c0") is None
+        finally:
+            await ended(task)
+        await router.wait_for(lambda view: not view.pools, LIMIT_S)
+
+
+async def test_a_shard_that_was_taken_over_ends(cluster: Cluster):
+    """As a worker does: one id, one life."""
+    first = Pool(id=NodeId("c0"), region=PD, incarnation=Incarnation(7), namespace=Namespace("ns"), rpc_address="c0:1")
+    async with a_store(cluster) as store, a_store(cluster) as other:
+        old = Registration(store, "c", first, interval_s=INTERVAL_S, lease_ttl_s=1.0)
+        task = asyncio.create_task(old.run(), name="registration-c0")
+        await old.wait_published(LIMIT_S)
+        new = Registration(other, "c", replace(first, incarnation=Incarnation(8)), interval_s=INTERVAL_S)
+        again = asyncio.create_task(new.run(), name="registration-c0 again")
+        try:
+            with pytest.raises(NodeReplaced):
+                await asyncio.wait_for(task, LIMIT_S)
+        finally:
+            await ended(again)

@@ -102,9 +102,9 @@ async def test_an_address_of_another_worker_is_named(model_dir: Path):
     """The port of a node that was replaced: somebody answers, but not we."""
     async with listening(model_dir) as (node, pump), listening(model_dir) as (other, _):
         wrong_rpc = replace(node, rpc_address=other.rpc_address)
-        await assert_wrong(wrong_rpc, pump, "worker.rpc_advertise", "another worker")
+        await assert_wrong(wrong_rpc, pump, "worker.rpc_advertise", "another node")
         wrong_kv = replace(node, kv_addresses={"": other.kv_addresses[""]})
-        await assert_wrong(wrong_kv, pump, "kv.advertise['']", "another worker")
+        await assert_wrong(wrong_kv, pump, "kv.advertise['']", "another node")
 
 
 async def assert_wrong(node: Node, pump: PumpClient, setting: str, reason: str) -> None:

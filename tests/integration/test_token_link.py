@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager, closing
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from prfaas.cluster import ClusterView, Incarnation, Namespace, Node, NodeId, NodeKind, RegionId, Role
 from prfaas.errors import DeadlineExceeded, EngineFailed, Overloaded, PeerUnavailable
-from prfaas.flows.ports import Reservation
+from prfaas.flows.ports import PrefillReport, Reservation
 from prfaas.flows.serve import ServeParams, serve
 from prfaas.flows.story import Story
 from prfaas.live.clock import AsyncioClock
@@ -29,8 +30,9 @@ from prfaas.live.link import GrpcTokenLink, LinkParams, LinkPool
 from prfaas.live.link_stream import LinkCounters
 from prfaas.live.serve_ports import LiveServePorts
 from prfaas.live.steering import Steering
-from prfaas.node.link_server import MAX_WAITING_EVENTS, WorkerServer, serve_worker
-from prfaas.request import AttemptId, Reason, Request, RequestId, Route, Sampling
+from prfaas.node.link_server import MAX_WAITING_EVENTS, serve_worker
+from prfaas.node.rpc_server import RpcServer
+from prfaas.request import AttemptId, Pull, Reason, Request, RequestId, Route, Sampling
 from prfaas.request import Path as Way
 from prfaas.rpc.commands import Cancel, Decode, Prefill, Reserve, Reserved, Tokens
 from prfaas.rpc.translate import MAX_COMMAND_BYTES, MAX_MESSAGE_BYTES
@@ -70,6 +72,19 @@ def view(*nodes: Node) -> ClusterView:
     return ClusterView(nodes={n.id: n for n in nodes}, remote_prefill=prefill, local_prefill=decode, decode=decode)
 
 
+def route(request: Request, decode: NodeId, prefill: NodeId, pull: Pull | None = None) -> Route:
+    return Route(
+        prefill=prefill,
+        decode=decode,
+        path=Way.LOCAL if prefill == decode else Way.REMOTE,
+        reason=Reason.MODE_ALWAYS,
+        uncached_tokens=request.prompt_tokens,
+        transfer_tokens=0,
+        threshold_tokens=0,
+        pull=pull,
+    )
+
+
 class Router:
     """A router process as far as its links go: a view, a pool of links and the ports over them."""
 
@@ -86,17 +101,16 @@ class Router:
     def new_id(self) -> AttemptId:
         return AttemptId(f"{next(self._ids):032x}")
 
-    async def reserve(self, request: Request, decode: NodeId = D0, source: NodeId | None = None) -> Reservation:
-        route = Route(
-            prefill=source or decode,
-            decode=decode,
-            path=Way.LOCAL if source is None else Way.REMOTE,
-            reason=Reason.MODE_ALWAYS,
-            uncached_tokens=request.prompt_tokens,
-            transfer_tokens=0,
-            threshold_tokens=0,
-        )
-        return await self.ports.reserve(self.new_id(), request, route)
+    async def reserve(
+        self, request: Request, decode: NodeId = D0, source: NodeId | None = None, pull: Pull | None = None
+    ) -> Reservation:
+        return await self.ports.reserve(self.new_id(), request, route(request, decode, source or decode, pull))
+
+    async def prefill(
+        self, request: Request, reservation: Reservation, source: NodeId, pull: Pull | None = None
+    ) -> PrefillReport:
+        way = route(request, reservation.decode, source, pull)
+        return await self.ports.prefill(way, reservation.attempt, request, reservation)
 
     async def complete(self, request: Request, story: Story | None = None, **limits: float) -> list[int]:
         params = serve_params(**limits)
@@ -126,7 +140,7 @@ async def router(*nodes: Node, params: LinkParams | None = None) -> AsyncIterato
 
 
 @asynccontextmanager
-async def serving(runtime: ScriptedRuntime, port: int = 0) -> AsyncIterator[WorkerServer]:
+async def serving(runtime: ScriptedRuntime, port: int = 0) -> AsyncIterator[RpcServer]:
     server = await serve_worker(runtime, "127.0.0.1", port)
     try:
         yield server
@@ -302,7 +316,7 @@ async def test_field_A8_a_client_that_leaves_between_prefill_and_decode_strands_
     ):
         request = prompt(64)
         reservation = await process.reserve(request, D0, P0)
-        await process.ports.prefill(P0, reservation.attempt, request, reservation)
+        await process.prefill(request, reservation, P0)
         assert list(decode.sessions[0].held) == [reservation.attempt]
         process.ports.release(P0, reservation.attempt)
         process.ports.release(D0, reservation.attempt)
@@ -331,7 +345,7 @@ async def test_events_of_a_released_attempt_are_dropped_and_counted():
     async with serving(decode) as d, router(node(D0, d.port)) as process:
         request = prompt(8)
         reservation = await process.reserve(request)
-        await process.ports.prefill(D0, reservation.attempt, request, reservation)
+        await process.prefill(request, reservation, D0)
         async with aclosing(process.ports.decode(reservation, request)) as stream:
             await anext(stream)
             process.ports.release(D0, reservation.attempt)
@@ -356,6 +370,36 @@ async def test_a_router_that_closes_its_links_leaves_nothing_behind():
         assert decode.sessions[0].held
 
 
+async def test_what_the_cache_has_to_do_with_it_reaches_the_workers():
+    """The tenant's salt goes to both; what the decode node has already, and where else to look, to the prefill node;
+    and what came of it back into the report. After a failure neither uses a cache."""
+    prefill, decode = ScriptedRuntime("p0", 1), ScriptedRuntime("d0", 1)
+    decode.held_tokens, prefill.cached_tokens, prefill.pulled_bytes = 128, 512, 4096
+    async with (
+        serving(prefill) as p,
+        serving(decode) as d,
+        router(node(P0, p.port), node(D0, d.port)) as process,
+    ):
+        request = replace(prompt(640), salt=b"salt", tenant="acme")
+        pull = Pull(source=D0, tokens=64, chosen=True)
+        reservation = await process.reserve(request, D0, P0, pull)
+        report = await process.prefill(request, reservation, P0, pull)
+        ((_, reserve),) = decode.sessions[0].heard
+        ((_, told),) = prefill.sessions[0].heard
+        assert isinstance(reserve, Reserve) and isinstance(told, Prefill) and told.destination is not None
+        for command in (reserve, told):
+            assert (command.salt, command.tenant, command.use_cache) == (b"salt", "acme", True)
+        assert (told.destination.held_tokens, told.pull_region) == (128, process.view.nodes[D0].region)
+        assert (report.cached_tokens, report.pulled_bytes) == (512, 4096)
+        without = replace(route(request, D0, P0), use_cache=False)
+        kept = await process.ports.reserve(process.new_id(), request, without)
+        await process.ports.prefill(without, kept.attempt, request, kept)
+        for session in (prefill.sessions[0], decode.sessions[0]):
+            last = session.heard[-1][1]
+            assert isinstance(last, (Reserve, Prefill)) and not last.use_cache
+        assert isinstance(last := prefill.sessions[0].heard[-1][1], Prefill) and last.pull_region is None
+
+
 # -- workers that die, hang or are not there --------------------------------------------------------------------------
 
 
@@ -371,7 +415,7 @@ async def test_field_C2_a_killed_worker_fails_every_open_attempt_at_once(stage: 
         async def attempt(first: int) -> None:
             request = prompt(8, first)
             reservation = await process.reserve(request)
-            await process.ports.prefill(D0, reservation.attempt, request, reservation)
+            await process.prefill(request, reservation, D0)
             async for _ in process.ports.decode(reservation, request):
                 pass
 
@@ -397,7 +441,7 @@ async def test_a_lost_reservation_ends_the_prefill_that_was_meant_for_it():
     ):
         request = prompt(64)
         reservation = await process.reserve(request, D0, P0)
-        waiting = asyncio.create_task(process.ports.prefill(P0, reservation.attempt, request, reservation))
+        waiting = asyncio.create_task(process.prefill(request, reservation, P0))
         await prefill.heard(Prefill)
         worker.kill()
         (error,) = await failures([waiting])
@@ -411,7 +455,7 @@ async def test_a_worker_that_stops_answering_is_noticed_by_its_silence():
     async with running(D0, silent="prefill") as (worker, port), router(node(D0, port), params=params) as process:
         request = prompt(8)
         reservation = await process.reserve(request)
-        waiting = asyncio.create_task(process.ports.prefill(D0, reservation.attempt, request, reservation))
+        waiting = asyncio.create_task(process.prefill(request, reservation, D0))
         worker.send_signal(signal.SIGSTOP)
         (error,) = await failures([waiting])
         assert isinstance(error, PeerUnavailable)
@@ -531,7 +575,7 @@ async def test_the_link_to_an_earlier_life_is_dropped_with_its_attempts():
     async with serving(decode) as d, router(node(D0, d.port)) as process:
         request = prompt(8)
         reservation = await process.reserve(request)
-        waiting = asyncio.create_task(process.ports.prefill(D0, reservation.attempt, request, reservation))
+        waiting = asyncio.create_task(process.prefill(request, reservation, D0))
         await decode.heard(Prefill)
         process.view = view(node(D0, d.port, 2))
         process.ports.view()
@@ -547,7 +591,7 @@ GOOD = bytes(range(16))
 
 
 @asynccontextmanager
-async def raw_link(server: WorkerServer) -> AsyncIterator[grpc.aio.StreamStreamCall[pb.ToWorker, pb.FromWorker]]:
+async def raw_link(server: RpcServer) -> AsyncIterator[grpc.aio.StreamStreamCall[pb.ToWorker, pb.FromWorker]]:
     """A router that puts on the wire whatever it likes."""
     options = (("grpc.max_send_message_length", MAX_MESSAGE_BYTES),)
     async with (
@@ -635,7 +679,7 @@ async def test_a_worker_that_answers_something_else_fails_its_attempt():
         again = Reserved(kv_address="x", generation=1, incarnation=Incarnation(1))
         decode.sessions[0].emit(reservation.attempt, again)
         with pytest.raises(EngineFailed, match="out of order"):
-            await process.ports.prefill(D0, reservation.attempt, request, reservation)
+            await process.prefill(request, reservation, D0)
 
 
 # -- standard services ------------------------------------------------------------------------------------------------

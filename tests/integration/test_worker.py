@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from prfaas.cluster import Incarnation, Namespace, NodeId, RegionId, Role
+from prfaas.config import CacheConfig
 from prfaas.engine.cost_model import write_config
 from prfaas.errors import (
     KV_ROOM,
@@ -24,12 +25,16 @@ from prfaas.errors import (
     PrfaasError,
     TransferFailed,
 )
+from prfaas.membership.store import Store
 from prfaas.node.admission import Admission, Limits
 from prfaas.node.children import children
 from prfaas.node.engine_client import CANCEL_DEADLINE_S, EngineClient
+from prfaas.node.pool_client import PoolClient
+from prfaas.node.prefill_story import LINE_BYTES_PER_S, SMALL_S
 from prfaas.node.pump_client import PumpClient
 from prfaas.node.tenure import Place, WorkerSession
-from prfaas.node.worker import LINE_BYTES_PER_S, PUMP_TTL_SLACK_S, SMALL_S, Worker
+from prfaas.node.worker import Worker
+from prfaas.node.workplace import PUMP_TTL_SLACK_S
 from prfaas.request import NO_PERMIT, AttemptId, FinishReason, RequestId, Sampling
 from prfaas.rpc.commands import (
     Cancel,
@@ -81,8 +86,18 @@ class Router:
 
 
 @asynccontextmanager
-async def worker_on(model_dir: Path, name: NodeId = HERE, limits: Limits = LIMITS) -> AsyncIterator[Worker]:
-    async with children(model_dir, POOL_BYTES) as (engine_child, pump_child), asyncio.TaskGroup() as group:
+async def worker_on(
+    model_dir: Path,
+    name: NodeId = HERE,
+    limits: Limits = LIMITS,
+    *,
+    region: str = "b",
+    pool_bytes: int = POOL_BYTES,
+    store: Store | None = None,
+    cache: CacheConfig = CacheConfig(),  # noqa: B008 - frozen
+) -> AsyncIterator[Worker]:
+    """With a `store` it uses the cache pools that are in there."""
+    async with children(model_dir, pool_bytes) as (engine_child, pump_child), asyncio.TaskGroup() as group:
         engine, pump = EngineClient(name, engine_child.channel), PumpClient(name, pump_child.channel)
         crew = [group.create_task(engine.run()), group.create_task(pump.run())]
         info, incarnation = await engine.info(), Incarnation(secrets.randbits(64))
@@ -91,14 +106,17 @@ async def worker_on(model_dir: Path, name: NodeId = HERE, limits: Limits = LIMIT
             incarnation=incarnation,
             namespace=info.namespace,
             layout=info.layout,
-            pool_bytes=POOL_BYTES,
+            pool_bytes=pool_bytes,
             listen_host="127.0.0.1",
             listen_port=0,
             no_progress_s=5,
             connect_s=5,
         )
-        place = Place(name, RegionId("b"), incarnation, {"": f"127.0.0.1:{await pump.start(start)}"})
-        worker = Worker(place, info, engine, pump, Admission(limits), group.create_task)
+        place = Place(name, RegionId(region), incarnation, {"": f"127.0.0.1:{await pump.start(start)}"})
+        pool = PoolClient(place, info.namespace, cache, None) if store is not None else None
+        if pool is not None and store is not None:
+            crew.append(group.create_task(pool.run(store, "default")))
+        worker = Worker(place, info, engine, pump, Admission(limits), group.create_task, pool, cache)
         yield worker
         await worker.drain(0)
         for task in crew:
@@ -148,7 +166,7 @@ def prefill(tokens: int, destination: Destination | None = None, *, deadline_s: 
 async def at_rest(worker: Worker) -> None:
     """Everything was given back: attempts, admission, the pool's bytes."""
     async with asyncio.timeout(LIVENESS_S):
-        while worker.attempts or worker.load().kv_free_bytes != worker.load().kv_total_bytes:  # noqa: ASYNC110
+        while worker.attempts or worker.lingering or worker.load().kv_free_bytes != worker.load().kv_total_bytes:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert (worker.admission.sequences, worker.admission.prefills, worker.admission.committed_tokens) == (0, 0, 0)
     worker.admission.check()
@@ -385,6 +403,15 @@ async def refusal(router: Router, command: Reserve) -> str:
     failed = await router.ask(attempt(), command)
     assert isinstance(failed, Failed) and isinstance(failed.error, Overloaded)
     return failed.error.resource
+
+
+async def test_a_destination_that_has_it_all_is_the_routers_fault(worker: Worker):
+    """At least the rows behind the last whole block of the cache are sent, so nobody holds more than up to there."""
+    there = Destination(node=ELSEWHERE, incarnation=Incarnation(1), kv_address="127.0.0.1:1", generation=1)
+    for held_tokens in (640, -64):
+        failed = await Router(worker).ask(attempt(), prefill(641, replace(there, held_tokens=held_tokens)))
+        assert isinstance(failed, Failed) and isinstance(failed.error, InvalidRequest)
+    await at_rest(worker)
 
 
 @pytest.mark.parametrize("hurry", [prefill(10), Decode()])

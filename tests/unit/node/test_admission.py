@@ -55,7 +55,11 @@ def test_prefills_are_bounded_in_number():
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["sequence", "prefill", "end", "release"]), st.integers(0, 5), st.integers(0, 700))
+        st.tuples(
+            st.sampled_from(["sequence", "prefill", "recount", "end", "release"]),
+            st.integers(0, 5),
+            st.integers(0, 700),
+        )
     )
 )
 def test_whatever_the_order_the_books_agree(steps: list[tuple[str, int, int]]):
@@ -70,6 +74,8 @@ def test_whatever_the_order_the_books_agree(steps: list[tuple[str, int, int]]):
                 case "prefill" if number not in prefills:
                     admission.take_prefill(attempt(number), tokens)
                     prefills.add(number)
+                case "recount" if number in prefills:
+                    admission.recount_prefill(attempt(number), tokens)
                 case "end":
                     admission.end_prefill(attempt(number))
                     prefills.discard(number)
