@@ -15,7 +15,8 @@ from tests.e2e.reference import Alone
 from tests.soak.cache_day import Conversation, Turn, day, order
 from tests.soak.conftest import Measured
 
-pytestmark = [pytest.mark.soak, pytest.mark.asyncio(loop_scope="module")]
+#: A day takes minutes where the cold runs that it is compared with have a core of their own.
+pytestmark = [pytest.mark.soak, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
 
 CONVERSATIONS = int(os.environ.get("CONVERSATIONS") or "300")
 AT_ONCE, SEED = 4, 20260401
