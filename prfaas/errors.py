@@ -45,6 +45,10 @@ class PeerUnavailable(PrfaasError):
         self.peer, self.detail = peer, detail
 
 
+#: `TransferFailed.cause` of a decode node that lost what the cache was to bring; the node itself is well.
+CACHE_LOST = "cache"
+
+
 class TransferFailed(PrfaasError):
     """The KV of one attempt did not arrive complete and checked. `cause` is the first root cause, one word. Whoever was
     to receive it has the first `boundary_tokens` tokens of it."""

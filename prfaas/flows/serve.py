@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from prfaas.cluster import ClusterView, NodeId
 from prfaas.errors import (
+    CACHE_LOST,
     KV_ROOM,
     DeadlineExceeded,
     EngineFailed,
@@ -142,6 +143,8 @@ class _Failures:
         if isinstance(error, Overloaded) and error.resource == KV_ROOM and route.moves_kv:
             self.of_room = True
             return
+        if isinstance(error, TransferFailed) and error.cause == CACHE_LOST:
+            return  # neither node's fault: the same two can serve it without the cache
         self.avoid |= {route.prefill if prefill else route.decode}
         self.of_prefill |= prefill
 

@@ -68,13 +68,12 @@ class Ways:
 
     def compared_tokens(self, local: Alternative, remote: Alternative | None) -> int:
         """What the rule compares with t. Scarce: what the PD side lacks. Abundant: what both lack, because a longer
-        prefix of the other region is brought here; unless that is known to cost more than computing it, or cannot be
-        done."""
+        prefix of the other region is brought here. That is counted on only where it is going to be done: it can be, and
+        is known to cost less than computing."""
         if not self.params.abundant or remote is None or remote.uncached_tokens >= local.uncached_tokens:
             return local.uncached_tokens
         pull = self._pull(local, self._view.nodes[remote.prefill])
-        counts = pull is not None and (pull.transfer_s is None or pull.chosen)
-        return remote.uncached_tokens if counts else local.uncached_tokens
+        return remote.uncached_tokens if pull is not None and pull.chosen else local.uncached_tokens
 
     def transfer_is_known(self, way: Alternative) -> bool:
         source, target = self._view.nodes[way.prefill].region, self._decode.region

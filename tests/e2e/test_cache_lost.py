@@ -5,9 +5,10 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
-from services.local_cluster import LocalCluster, Plan, local_cluster
+from services.local_cluster import PD_REGION, LocalCluster, Plan, local_cluster
 from tests.e2e.client import Completed, complete, metrics, total
 
 FAMILY = "kimi_linear"
@@ -56,3 +57,40 @@ async def test_requests_are_served_without_the_cache_and_with_it_again(
         async with asyncio.timeout(LIVENESS_S):
             while await hits(cluster) == before:
                 await answers_right(cluster, expected)
+
+
+async def test_a_prefix_that_never_arrives_costs_the_only_decode_node_one_attempt(model_dir: Callable[[str], Path]):
+    """The shard promises a prefix and begins to send it, but its pump stands still: the node that waited in vain is not
+    to blame, and serves the request without the cache."""
+    plan = Plan(
+        model_dir=model_dir(FAMILY),
+        threshold_tokens=0,
+        pd_roles=("mixed",),
+        extra={"decode-worker": ("--cache-get-timeout-s", "1")},
+    )
+    async with local_cluster(plan) as cluster:
+        expected = (await complete(cluster, PROMPT, TOKENS)).token_ids
+        async with asyncio.timeout(LIVENESS_S):
+            while not await borrowed(cluster):
+                await answers_right(cluster, expected)
+        pump = pump_of(cluster, f"pool-{PD_REGION}-0")
+        pump.suspend()
+        try:
+            answer = await answers_right(cluster, expected)
+        finally:
+            pump.resume()
+        lost, served = answer.receipt["attempts"]
+        assert lost["route"]["use_cache"] and "a cached prefix was lost" in lost["detail"]
+        assert not served["route"]["use_cache"] and served["ending"] == "done"
+        assert {each["route"]["decode"] for each in (lost, served)} == {"decode-0"}
+
+
+async def borrowed(cluster: LocalCluster) -> float:
+    """Tokens of KV that the decode node had from its region's cache."""
+    return total(await metrics(cluster, "decode-0"), "prfaas_worker_cache_held_tokens_total")
+
+
+def pump_of(cluster: LocalCluster, name: str) -> psutil.Process:
+    children = psutil.Process(cluster.processes[name].pid).children()
+    [pump] = [child for child in children if "prfaas.transfer.pump" in child.cmdline()]
+    return pump

@@ -8,6 +8,7 @@ import pytest
 
 from prfaas.cluster import ClusterView, Incarnation, Namespace, Node, NodeId, NodeKind, RegionId, Role
 from prfaas.errors import (
+    CACHE_LOST,
     KV_ROOM,
     DeadlineExceeded,
     EngineFailed,
@@ -216,6 +217,14 @@ def test_after_a_failure_the_next_attempt_does_without_a_cache(error):
     assert [attempt.route.use_cache for attempt in story.attempts] == [True, False]
     assert [attempt.route.prefill_tokens for attempt in story.attempts] == [180, 500]
     assert story.match == Match(320, 448)
+
+
+def test_a_lost_cache_says_nothing_against_the_nodes():
+    """The only decode node lost what the cache was to bring it: the same two nodes serve the request without."""
+    world = World(far("p0"), node("d0", Role.DECODE), decode=[TransferFailed("a", CACHE_LOST)], matches=CACHED)
+    story = world.complete(prompt(500))
+    assert world.pairs == [("p0", "d0")] * 2
+    assert [(each.route.use_cache, each.route.prefill_tokens) for each in story.attempts] == [(True, 180), (False, 500)]
 
 
 def test_a_refusal_says_nothing_against_the_cache():

@@ -35,7 +35,7 @@ from prfaas.scheduling.routing import (
 )
 
 PARAMS = RoutingParams(threshold_tokens=1000)
-ABUNDANT = RoutingParams(threshold_tokens=1000, abundant=True)
+ABUNDANT = RoutingParams(threshold_tokens=1000, abundant=True, cache_pulls=True)
 
 
 def node(name: str, role: Role, *, kind: NodeKind = NodeKind.PD, queued: int = 0, committed: int = 0) -> Node:
@@ -106,7 +106,7 @@ def test_only_what_is_not_cached_counts():
     assert (route.prefill, route.reason, route.uncached_tokens) == ("l0", Reason.SHORT_PROMPT, 1000)
 
 
-def test_kv_without_a_state_saves_no_computing():
+def test_field_H6_kv_without_a_state_saves_no_computing():
     """M1: a prefill resumes only where KV and a state meet."""
     assert choose(prompt(9000), holds(l0=(0, 8960)), TRIO, PARAMS).path is Path.REMOTE
 
@@ -122,11 +122,12 @@ def test_a_scarce_link_ignores_what_the_other_region_has_cached():
     assert choose(prompt(9000), holds(p0=(8500, 8500)), TRIO, PARAMS).reason is Reason.LONG_PROMPT
 
 
-def test_an_abundant_link_counts_the_longer_of_both_caches():
-    """Abundant: l_total - max(l_prfaas, l_pd)."""
-    route = choose(prompt(9000), holds(p0=(8500, 8500)), TRIO, ABUNDANT)
-    assert (route.path, route.reason, route.uncached_tokens) == (Path.LOCAL, Reason.SHORT_PROMPT, 500)
-    assert choose(prompt(9000), holds(l0=(7000, 7000), p0=(7900, 7900)), TRIO, ABUNDANT).uncached_tokens == 1100
+def test_without_profiles_the_other_regions_cache_is_not_counted_on():
+    """A pull whose price is unknown is never made: the prompt goes to where its prefix is, instead of being computed
+    whole here because it is short over there."""
+    route = choose(prompt(31_001), holds(p0=(30_000, 30_000)), TRIO, replace(ABUNDANT, threshold_tokens=2000))
+    assert (route.prefill, route.reason, route.uncached_tokens) == ("p0", Reason.LONG_PROMPT, 31_001)
+    assert route.prefill_tokens == 1001 and (route.pull is None or not route.pull.chosen)
 
 
 def test_the_last_token_is_never_taken_from_the_cache():
@@ -577,6 +578,15 @@ def test_a_pull_that_can_be_made_and_pays_is_counted_on():
         route = choose(prompt(31_001), held, pair(), params)
         assert (route.prefill, route.uncached_tokens) == ("p0", 31_001)
         assert route.pull is None or not route.pull.chosen
+
+
+def test_an_abundant_link_counts_the_longer_of_both_caches():
+    """Abundant: l_total - max(l_prfaas, l_pd)."""
+    params = timed(1000, abundant=True, cache_pulls=True)
+    route = choose(prompt(9000), holds(p0=(8500, 8500)), pair(), params)
+    assert (route.path, route.reason, route.uncached_tokens) == (Path.LOCAL, Reason.SHORT_PROMPT, 500)
+    assert choose(prompt(9000), holds(l0=(7000, 7000), p0=(7900, 7900)), pair(), params).uncached_tokens == 1100
+    assert choose(prompt(9000), holds(l0=(7900, 7900), p0=(7000, 7000)), pair(), params).uncached_tokens == 1100
 
 
 def test_equal_caches_mean_no_pull():

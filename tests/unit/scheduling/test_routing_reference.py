@@ -178,15 +178,14 @@ class Plainly:
         if remote.region == local.region or not remote.can_push_to(local):
             return uncached
         rate = self.rate(remote.region, local.region)
-        if local.hardware in self.params.profiles and rate is not None:
-            profile, pair = self.params.profiles[local.hardware], (remote.region, local.region)
-            nbytes = profile.kv_bytes(self.joint(remote), self.joint(local)) + self.params.links[pair].queued_bytes
-            pull_s = (nbytes / rate if rate > 0 else math.inf) + self.params.rtt_s.get(pair, 0.0)
-            share = max(LEAST_SHARE, local.share) if local.role is Role.MIXED else 1.0
-            compute_s = profile.prefill_s(self.joint(remote), self.joint(local)) / share
-            if not (self.params.cache_pulls and pull_s < compute_s):
-                return uncached
-        return self.request.prompt_tokens - self.joint(remote)
+        if not self.params.cache_pulls or local.hardware not in self.params.profiles or rate is None:
+            return uncached
+        profile, pair = self.params.profiles[local.hardware], (remote.region, local.region)
+        nbytes = profile.kv_bytes(self.joint(remote), self.joint(local)) + self.params.links[pair].queued_bytes
+        pull_s = (nbytes / rate if rate > 0 else math.inf) + self.params.rtt_s.get(pair, 0.0)
+        share = max(LEAST_SHARE, local.share) if local.role is Role.MIXED else 1.0
+        compute_s = profile.prefill_s(self.joint(remote), self.joint(local)) / share
+        return self.request.prompt_tokens - self.joint(remote) if pull_s < compute_s else uncached
 
     def by_length(self, own: Node, local: Node | None, remote: Node | None, compared: int) -> tuple[Node, Reason]:
         params = self.params
