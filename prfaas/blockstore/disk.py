@@ -1,7 +1,7 @@
 """Objects in files of one directory: written whole under a temporary name, synced, then renamed to their key's name.
 
-What `stored` names is on the disk whole, also after a crash. A file that is damaged, cut off, of another namespace or
-not ours at all is removed and counted when it is met.
+What `stored` names is on the disk whole, also after a crash. A file that is damaged, cut off, unreadable or not ours at
+all is removed and counted when it is met. A directory is one namespace's, and refused to others.
 """
 
 import asyncio
@@ -43,8 +43,9 @@ class DiskBlockStore:
         cls, root: Path, namespace: str, capacity_bytes: int, *, threads: int = 4, deadline_s: float = 10.0
     ) -> "DiskBlockStore":
         """Take the directory, which is made or already ours. Raises StoreFailed: somebody else uses it, it holds other
-        things, or cannot be used. Finding out what it holds has no deadline but the caller's."""
-        lock, used_bytes = await asyncio.to_thread(_open, root)
+        things or is another namespace's, or cannot be used. Finding out what it holds has no deadline but the
+        caller's."""
+        lock, used_bytes = await asyncio.to_thread(_open, root, namespace)
         return cls(root, lock, Hands(_NAME, threads, deadline_s), tag_of(namespace), capacity_bytes, used_bytes)
 
     async def put(self, key: bytes, header: bytes, data: memoryview) -> None:
@@ -158,7 +159,14 @@ class DiskBlockStore:
 
     def _look_at(self, paths: list[Path]) -> list[Head]:
         """The heads of our objects among these files, as far as it shows without reading the data; others go."""
-        return [head for path in paths if (head := self._own_head(path) or self._own_head_or_drop(path)) is not None]
+        return [head for path in paths if (head := self._look_at_one(path)) is not None]
+
+    def _look_at_one(self, path: Path) -> Head | None:
+        try:
+            return self._own_head(path) or self._own_head_or_drop(path)
+        except OSError:  # it stays, and what the directory has besides it is found
+            self._found_damaged()
+            return None
 
     def _own_head(self, path: Path) -> Head | None:
         head = read_head(path, self._tag)
@@ -173,8 +181,11 @@ class DiskBlockStore:
 
     def _drop(self, path: Path) -> None:
         if self._remove(path):
-            with self._books:
-                self._damaged += 1
+            self._found_damaged()
+
+    def _found_damaged(self) -> None:
+        with self._books:
+            self._damaged += 1
 
     def _remove(self, path: Path) -> bool:
         try:
@@ -201,8 +212,8 @@ def _key_of(path: Path) -> bytes:
         return b""  # no key has this file, and any turn will do
 
 
-def _open(root: Path) -> tuple[int, int]:
+def _open(root: Path, namespace: str) -> tuple[int, int]:
     try:
-        return take(root)
+        return take(root, namespace)
     except OSError as error:
         raise StoreFailed(_NAME, "open", str(error)) from error

@@ -1,5 +1,6 @@
 """One object in one file: written and synced, or read and verified, whole."""
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ import numpy as np
 
 from prfaas.blockstore.envelope import MAX_HEAD_BYTES, PRELUDE_BYTES, Head, head_bytes, intact, open_head
 from prfaas.blockstore.hands import Bytes
+
+#: What reading a file ends with that is not there, or that the disk has lost.
+_LOST = {errno.ENOENT, errno.EISDIR, errno.EIO, errno.EBADMSG, errno.EUCLEAN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ def write_whole(path: Path, content: Content) -> None:
 
 def read_whole(path: Path, own: Callable[[bytes], Head | None]) -> Content | None:
     """Head and data of the object in a file that `own` recognises by its head; None if there is no such, or it is
-    damaged."""
+    damaged. Raises OSError where that cannot be said."""
     try:
         with path.open("rb", buffering=0) as file:
             raw = _head_of(file.fileno())
@@ -44,17 +48,21 @@ def read_whole(path: Path, own: Callable[[bytes], Head | None]) -> Content | Non
             if not _read_all(file.fileno(), data.data, head.head_bytes) or not intact(head, data.data):
                 return None
             return Content(raw, data)
-    except (FileNotFoundError, IsADirectoryError):
+    except OSError as error:
+        if error.errno not in _LOST:
+            raise
         return None
 
 
 def read_head(path: Path, tag: bytes) -> Head | None:
-    """The verified head of the object in a file of the right length."""
+    """The verified head of the object in a file of the right length. Raises OSError where that cannot be said."""
     try:
         with path.open("rb", buffering=0) as file:
             head = open_head(tag, _head_of(file.fileno()))
             return head if head is not None and os.fstat(file.fileno()).st_size == head.total_bytes else None
-    except (FileNotFoundError, IsADirectoryError):
+    except OSError as error:
+        if error.errno not in _LOST:
+            raise
         return None
 
 

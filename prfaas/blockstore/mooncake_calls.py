@@ -6,6 +6,7 @@ All block. The library must not be called once it is closed: that would end the 
 import http.client
 import importlib
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,6 +111,7 @@ def connect(settings: MooncakeSettings) -> MooncakeCalls:
         library = importlib.import_module("mooncake.store")
     except ImportError as error:
         raise StoreFailed(NAME, "open", f"{error} (it comes with the extra `mooncake`)") from error
+    _reach(settings)
     client, as_stored = library.MooncakeDistributedStore(), library.ReplicateConfig()
     # Pinned objects go only when we delete them, which takes that we find them again after a restart.
     as_stored.with_hard_pin = bool(settings.admin)
@@ -124,6 +126,15 @@ def connect(settings: MooncakeSettings) -> MooncakeCalls:
     )
     _succeed("open", code)
     return MooncakeCalls(client, as_stored, settings.threads, settings.max_object_bytes)
+
+
+def _reach(settings: MooncakeSettings) -> None:
+    """`setup` looks for a master for more than a minute, and keeps the interpreter to itself all the while."""
+    host, _, port = settings.master.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), settings.deadline_s).close()
+    except (OSError, ValueError) as error:
+        raise StoreFailed(NAME, "open", f"no master at {settings.master!r}: {error}") from error
 
 
 def keys_under(prefix: str, settings: MooncakeSettings) -> list[str]:

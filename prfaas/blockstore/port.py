@@ -17,7 +17,7 @@ from prfaas.errors import PrfaasError
 
 #: The longest key and header that a store takes.
 MAX_KEY_BYTES = 64
-MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADER_BYTES = 256 * 1024
 
 
 class StoreFull(PrfaasError):

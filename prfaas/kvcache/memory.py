@@ -22,7 +22,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An object within its segment: `keys` has the units up to its boundary, and maybe more."""
+    """An object within its prompt: `keys` has the units up to its boundary, and maybe more."""
 
     kind: Kind
     keys: bytes
@@ -45,7 +45,8 @@ class Place:
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """`below`: the lower tier has it too. `indexed`: the index has it, or will once it is loaded."""
+    """`below`: the lower tier has it too. `indexed`: the index has it, or will once it is loaded. `turn`: its place in
+    the order of use, while it is published."""
 
     owner: str
     key: ObjectKey
@@ -56,6 +57,7 @@ class Resident:
     readers: int = 0
     below: bool = False
     indexed: bool = False
+    turn: int = 0
 
     @property
     def in_use(self) -> bool:
@@ -72,8 +74,11 @@ class Memory:
     pool: BlockPool
     unit_bytes: int
     state_bytes: int
-    #: What is published, the longest unused first.
-    published: OrderedDict[ObjectKey, Resident] = field(default_factory=OrderedDict)
+    published: dict[ObjectKey, Resident] = field(default_factory=dict)
+    #: What is published, by turn: what the lower tier has too, and what it has not.
+    _copies: OrderedDict[int, Resident] = field(default_factory=OrderedDict)
+    _originals: OrderedDict[int, Resident] = field(default_factory=OrderedDict)
+    _turn: int = 0
     #: All that has a span, by owner.
     _all: dict[str, Resident] = field(default_factory=dict)
     _count: int = 0
@@ -109,16 +114,34 @@ class Memory:
         self.pool.move(resident.owner, BlockState.PUBLISHED)
         resident.indexed = True
         self.published[resident.key] = resident
+        self._line_up(resident)
 
     def use(self, keys: Sequence[ObjectKey]) -> None:
         for key in keys:
-            if key in self.published:
-                self.published.move_to_end(key)
+            resident = self.published.get(key)
+            if resident is not None:
+                self._order(resident).pop(resident.turn)
+                self._line_up(resident)
+
+    def keep_below(self, resident: Resident) -> None:
+        """The lower tier has it too, from now on."""
+        published = self.published.get(resident.key) is resident
+        if published:
+            self._order(resident).pop(resident.turn)
+        resident.below = True
+        if published:
+            self._line_up(resident)
+
+    def longest_unused(self, below: bool) -> Iterator[Resident]:
+        """What is published, in that order: what the lower tier has too, or what it has not. To be left alone
+        meanwhile."""
+        return iter((self._copies if below else self._originals).values())
 
     def withdraw(self, key: ObjectKey) -> Resident | None:
         """Take a published object's copy out of memory, at once or as soon as nobody uses it."""
         resident = self.published.pop(key, None)
         if resident is not None:
+            self._order(resident).pop(resident.turn)
             resident.indexed = False
             self.let_go(resident)
         return resident
@@ -160,8 +183,10 @@ class Memory:
     def check(self) -> None:
         self.pool.check()
         assert self.pool.spans == len(self._all), "a span that no object has"
+        assert len(self._copies) + len(self._originals) == len(self.published)
         for key, resident in self.published.items():
             assert resident.key == key and resident.indexed
+            assert self._order(resident)[resident.turn] is resident
             assert self.pool.state(resident.owner) is BlockState.PUBLISHED
         for resident in self._all.values():
             match self.pool.state(resident.owner):
@@ -176,5 +201,20 @@ class Memory:
                 case state:
                     raise AssertionError(f"an object in {state}")
 
+    def _order(self, resident: Resident) -> OrderedDict[int, Resident]:
+        return self._copies if resident.below else self._originals
+
+    def _line_up(self, resident: Resident) -> None:
+        """Behind all others: it has just been used."""
+        self._turn += 1
+        resident.turn = self._turn
+        self._order(resident)[resident.turn] = resident
+
     def _nbytes(self, place: Place) -> int:
         return self.state_bytes if place.kind is Kind.STATE else self.unit_bytes
+
+
+def places_of(keys: bytes, first: int, stop: int, state: bool = False) -> tuple[Place, ...]:
+    """The KV of units `first:stop`, and with `state` the state at the stop."""
+    kv = tuple(Place(Kind.KV, keys, boundary) for boundary in range(first + 1, stop + 1))
+    return (*kv, Place(Kind.STATE, keys, stop)) if state else kv

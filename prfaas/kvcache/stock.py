@@ -18,8 +18,8 @@ from prfaas.kvcache.memory import Memory, Place, Resident, Writer
 from prfaas.kvcache.node_cache import EVICT_ABOVE, EVICT_BATCH, Gone, NodeCache
 from prfaas.kvcache.objects import Command, Drop, Kind, Load, ObjectKey, OpId, Spill, Stored
 from prfaas.kvcache.pins import Pins
+from prfaas.kvcache.placement import PROMPT_UNITS
 from prfaas.kvcache.radix import Run, units
-from prfaas.kvcache.segments import SEGMENT_UNITS
 from prfaas.kvcache.states import Checkpoint
 
 #: The one owner in a shard's index.
@@ -82,16 +82,15 @@ class Stock:
             return Shortage.QUOTA
         if needed_bytes > pool.total_bytes - self.memory.in_flight_bytes:
             return Shortage.ROOM
-        batch_bytes = int(EVICT_BATCH * pool.total_bytes)
         over_bytes = needed_bytes - pool.free_bytes + pool.total_bytes - int(EVICT_ABOVE * pool.total_bytes)
         if over_bytes > 0:
-            self._evict(max(over_bytes, batch_bytes))
+            self._evict(self._batch(over_bytes, pool.total_bytes))
         while isinstance(placed := self.memory.place(places, tenant, writer), Shortage):
             if placed is Shortage.QUOTA:
                 over_bytes = pool.over_quota_bytes(tenant, needed_bytes)
-                went = self._evict(max(over_bytes, int(EVICT_BATCH * pool.quota_bytes(tenant))), tenant)
+                went = self._evict(self._batch(over_bytes, pool.quota_bytes(tenant)), tenant)
             else:
-                went = self._evict(batch_bytes)
+                went = self._evict(self._batch(needed_bytes, pool.total_bytes))
             if not went:
                 break
         return placed
@@ -121,7 +120,8 @@ class Stock:
 
     def spilled(self, op: OpId, ok: bool) -> None:
         resident = self._spilling.pop(op)
-        resident.below = ok
+        if ok:
+            self.memory.keep_below(resident)
         self.memory.unread(resident)
 
     def cold(self, places: Iterable[Place]) -> list[Place]:
@@ -155,7 +155,7 @@ class Stock:
             return Loaded(resident.key, None, self._lose(resident.place, "damaged"))
         self.memory.seal(resident)
         self.memory.publish(resident)
-        resident.below = True
+        self.memory.keep_below(resident)
         return Loaded(resident.key, resident)
 
     def load_of(self, key: ObjectKey) -> OpId | None:
@@ -202,7 +202,7 @@ class Stock:
 
     def _take_up(self, stored: Stored, known: set[bytes]) -> None:
         path, key = stored.path, stored.key
-        whole = 0 < units(path) <= SEGMENT_UNITS and len(path) % KEY_BYTES == 0 and path[-KEY_BYTES:] == key.unit
+        whole = 0 < units(path) <= PROMPT_UNITS and len(path) % KEY_BYTES == 0 and path[-KEY_BYTES:] == key.unit
         if whole and self.cache.held_units(path) < units(path):
             parts = [path[start : start + KEY_BYTES] for start in range(0, len(path), KEY_BYTES)]
             complete = next((number for number, part in enumerate(parts) if part not in known), len(parts))
@@ -217,11 +217,16 @@ class Stock:
         elif stored.checksum is not None:
             self.checksums[key] = stored.checksum
 
+    def _batch(self, nbytes: int, of_bytes: int) -> int:
+        """How much to free where so much is needed. To choose from the index is worth it only for many; to go by the
+        order of use costs the same for each, and nobody should wait for more than he needs."""
+        return max(nbytes, int(EVICT_BATCH * of_bytes)) if self._spec.lower_bytes is None else max(nbytes, 1)
+
     def _evict(self, nbytes: int, tenant: str | None = None) -> bool:
         """Make room in memory, of one tenant or of all. Whether anything went."""
         if self._spec.lower_bytes is None:
             return self._give_up(nbytes, tenant)
-        return self._cool(nbytes, tenant) or self._forget_one(tenant)
+        return self._cool(nbytes, tenant) or self._forget(nbytes, tenant)
 
     def _give_up(self, nbytes: int, tenant: str | None = None) -> bool:
         """From the index, in the order of R18."""
@@ -238,10 +243,10 @@ class Stock:
     def _cool(self, nbytes: int, tenant: str | None) -> bool:
         """From memory alone, what the lower tier has, the longest unused first."""
         cooled: list[Resident] = []
-        for key, resident in self.memory.published.items():
+        for resident in self.memory.longest_unused(below=True):
             if nbytes <= 0:
                 break
-            if resident.below and not self._held(key, tenant):
+            if not self._held(resident.key, tenant):
                 cooled.append(resident)
                 nbytes -= self.memory.needed_bytes((resident.place,))
         for resident in cooled:
@@ -249,13 +254,20 @@ class Stock:
         self.evictions["cold"] += len(cooled)
         return bool(cooled)
 
-    def _forget_one(self, tenant: str | None) -> bool:
-        """The longest unused of what only memory has, with what stands on it, if nobody holds any of that."""
-        for key, resident in self.memory.published.items():
-            if not resident.below and not self._held(key, tenant) and not self._held_above(resident.place):
-                self._lose(resident.place, "unspilled")
-                return True
-        return False
+    def _forget(self, nbytes: int, tenant: str | None) -> bool:
+        """What only memory has, the longest unused first, each with what stands on it, if nobody holds any of that."""
+        pool, went = self.memory.pool, False
+        enough_bytes = pool.free_bytes + nbytes
+        while pool.free_bytes < enough_bytes and (place := self._forgettable(tenant)) is not None:
+            self._lose(place, "unspilled")
+            went = True
+        return went
+
+    def _forgettable(self, tenant: str | None) -> Place | None:
+        for resident in self.memory.longest_unused(below=False):
+            if not self._held(resident.key, tenant) and not self._held_above(resident.place):
+                return resident.place
+        return None
 
     def _held(self, key: ObjectKey, tenant: str | None = None) -> bool:
         resident = self.memory.published.get(key)

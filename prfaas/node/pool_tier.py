@@ -2,7 +2,7 @@
 
 Of one key all orders are carried out in the order in which they came. Writes that find too many others waiting are
 given up at once: their objects stay in memory alone. Readings wait for nothing but readings, since somebody waits for
-them.
+them. A store that hangs is left alone for a while, so that not each of them waits for it.
 """
 
 import asyncio
@@ -23,6 +23,8 @@ from prfaas.kvcache.objects import Drop, Kind, Load, ObjectKey, Spill, Stored
 READS, WRITES = 8, 4
 #: Orders that wait to be written.
 MAX_WAITING = 4096
+#: A store that takes so long to fail hangs, and all orders fail for so long.
+HANGS_S, REST_S = 1.0, 30.0
 
 Order = Load | Spill | Drop
 Answer = Callable[[Load | Spill, bool], None]
@@ -49,6 +51,7 @@ class Tier:
         self._padding = {kind: _padding(layout, window) for kind, window in _UNPLACED.items()}
         self._orders: dict[ObjectKey, deque[Order]] = {}
         self._reads, self._writes = asyncio.Semaphore(READS), asyncio.Semaphore(WRITES)
+        self._rests_until = 0.0
         #: Orders to write that are not finished, and how orders ended.
         self.waiting = 0
         self.idle = asyncio.Event()
@@ -57,8 +60,17 @@ class Tier:
         self.writes: Counter[str] = Counter()
 
     @property
+    def conflicts(self) -> int:
+        """How often other content was to be written under a key that the store has (R14). It keeps the old one."""
+        return self.writes["conflict"]
+
+    @property
     def used_bytes(self) -> int:
         return self._store.used_bytes
+
+    @property
+    def damaged(self) -> int:
+        return self._store.damaged
 
     def submit(self, order: Order) -> None:
         """Never waits, and answers later at the earliest."""
@@ -73,15 +85,22 @@ class Tier:
             queue.append(order)
 
     async def recovered(self) -> list[Stored]:
-        """What is still there from before. What cannot be read as an object of ours is none."""
-        found = []
+        """What is still there from before, as far as the store can list it. What cannot be read as an object of ours is
+        none."""
+        found: list[Stored] = []
+        try:
+            await self._list_into(found)
+        except StoreFailed as error:
+            log.error("the lower tier could not be listed to its end", detail=error.detail, found=len(found))
+        return found
+
+    async def _list_into(self, found: list[Stored]) -> None:
         stored: AsyncGenerator[Any, None] = self._store.stored()
         async with aclosing(stored):
             async for each in stored:
                 key = _unpack(each.key)
                 if key is not None and each.header[-KEY_BYTES:] == key.unit and len(each.header) % KEY_BYTES == 0:
                     found.append(Stored(key=key, path=each.header))
-        return found
 
     async def _work_off(self, key: ObjectKey) -> None:
         queue = self._orders[key]
@@ -118,17 +137,22 @@ class Tier:
             self.idle.set()
 
     async def _load(self, order: Load) -> str:
-        damaged = self._store.damaged
+        damaged, begun = self._store.damaged, monotonic()
+        if begun < self._rests_until:
+            return "failed"
         try:
             header = await self._store.get(_pack(order.key), self._at(order.key, order.window))
         except StoreFailed as error:
-            log.warning("the lower tier failed", stage=error.stage, detail=error.detail)
+            self._failed(error, begun)
             return "failed"
         if header is None:
             return "damaged" if self._store.damaged > damaged else "missing"
         return "read"
 
     async def _spill(self, order: Spill) -> str:
+        begun = monotonic()
+        if begun < self._rests_until:
+            return "failed"
         data = self._at(order.key, order.window)
         for start, stop in self._padding[order.key.kind]:
             data[start:stop] = bytes(stop - start)
@@ -137,18 +161,32 @@ class Tier:
         except StoreFull:
             return "full"
         except ContentConflict:
-            log.error("the lower tier holds another content", key=order.key.unit.hex(), kind=order.key.kind.value)
-            return "failed"
+            log.error(
+                "another content under a key that the lower tier has",
+                key=order.key.unit.hex(),
+                kind=order.key.kind.value,
+            )
+            return "conflict"
         except StoreFailed as error:
-            log.warning("the lower tier failed", stage=error.stage, detail=error.detail)
+            self._failed(error, begun)
             return "failed"
         return "written"
 
     async def _drop(self, order: Drop) -> None:
+        """What stays because the store fails is found again by a restart, or taken up by whoever puts it again."""
+        begun = monotonic()
+        if begun < self._rests_until:
+            return
         try:
             await self._store.delete(_pack(order.key))
         except StoreFailed as error:
-            log.warning("the lower tier failed", stage=error.stage, detail=error.detail)
+            self._failed(error, begun)
+
+    def _failed(self, error: StoreFailed, begun: float) -> None:
+        hangs = monotonic() - begun > HANGS_S
+        if hangs:
+            self._rests_until = monotonic() + REST_S
+        log.warning("the lower tier failed", stage=error.stage, detail=error.detail, rests_s=REST_S if hangs else 0)
 
     def _at(self, key: ObjectKey, window: Window) -> memoryview:
         nbytes = self._layout.window_bytes(window.stop - window.first, key.kind is Kind.STATE)

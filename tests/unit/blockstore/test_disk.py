@@ -1,9 +1,10 @@
 """Files that are not exactly what was put are never served, whatever happened to them."""
 
 import asyncio
+import errno
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -111,17 +112,80 @@ async def test_files_that_are_not_ours_are_dropped(store: DiskBlockStore, tmp_pa
     assert await get(store) == HEADER
 
 
-async def test_objects_of_another_model_are_foreign(store: DiskBlockStore, tmp_path: Path):
-    """A directory that served another namespace is emptied of its objects as they are met."""
+async def test_the_directory_of_another_model_is_refused_and_keeps_all_it_has(store: DiskBlockStore, tmp_path: Path):
+    """Both are named. Neither would know of the other's bytes, so they do not share one; emptied, it is for anybody."""
     await put(store)
     await put(store, OTHER)
     await store.close()
-    store = await DiskBlockStore.open(tmp_path, "model-b", ROOM)
-    assert store.used_bytes > 0
-    assert await get(store) is None
-    assert await listed(store) == []
-    assert (store.damaged, store.used_bytes) == (2, 0)
+    with pytest.raises(StoreFailed, match=r"model-a.*model-b"):
+        await DiskBlockStore.open(tmp_path, "model-b", ROOM)
+    store = await DiskBlockStore.open(tmp_path, "model-a", ROOM)
+    assert await listed(store) == [KEY, OTHER] and store.damaged == 0
     await store.close()
+    shutil.rmtree(tmp_path)
+    await (await DiskBlockStore.open(tmp_path, "model-b", ROOM)).close()
+
+
+async def test_a_name_that_was_cut_short_is_nobodys(tmp_path: Path):
+    """Killed while it took a new directory: nothing has been stored, and it is there for whoever comes."""
+    (tmp_path / "block-store").write_text("model-")
+    await (await DiskBlockStore.open(tmp_path, "model-b", ROOM)).close()
+    with pytest.raises(StoreFailed, match=r"model-b.*model-a"):
+        await DiskBlockStore.open(tmp_path, "model-a", ROOM)
+
+
+async def test_an_object_of_another_model_is_not_served(store: DiskBlockStore, tmp_path: Path):
+    """However its file got there."""
+    await put(store)
+    await store.close()
+    (tmp_path / "block-store").write_text("model-b\n")
+    store = await DiskBlockStore.open(tmp_path, "model-b", ROOM)
+    assert await get(store) is None
+    assert (store.damaged, store.used_bytes) == (1, 0)
+    await store.close()
+
+
+@pytest.fixture
+def broken_file(store: DiskBlockStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Every read of KEY's file ends with an error, as on a disk with a bad place. No disk here can be made to."""
+
+    def break_it(number: int) -> None:
+        broken, pread = file_of(tmp_path).stat().st_ino, os.pread
+
+        def failing(fd: int, count: int, offset: int) -> bytes:
+            if os.fstat(fd).st_ino == broken:
+                raise OSError(number, os.strerror(number))
+            return pread(fd, count, offset)
+
+        monkeypatch.setattr(os, "pread", failing)
+
+    return break_it
+
+
+@pytest.mark.parametrize(("number", "stays"), [(errno.EIO, False), (errno.EUCLEAN, False), (errno.EMFILE, True)])
+async def test_a_file_that_cannot_be_read_costs_no_other(
+    store: DiskBlockStore, tmp_path: Path, broken_file: Callable[[int], None], number: int, stays: bool
+):
+    """It counts as damaged, and the listing goes on. What the disk has lost is dropped; what could not be read for
+    another reason stays."""
+    await put(store)
+    await put(store, OTHER)
+    path = file_of(tmp_path)
+    broken_file(number)
+    assert await listed(store) == [OTHER]
+    assert store.damaged == 1
+    assert path.exists() == stays
+    assert await get(store, OTHER) == HEADER
+
+
+async def test_a_file_that_cannot_be_read_is_put_again(
+    store: DiskBlockStore, tmp_path: Path, broken_file: Callable[[int], None]
+):
+    await put(store)
+    used_bytes = store.used_bytes
+    broken_file(errno.EIO)
+    await put(store)
+    assert (store.damaged, store.used_bytes) == (1, used_bytes)
 
 
 async def test_what_was_cut_short_is_gone_after_a_restart(store: DiskBlockStore, tmp_path: Path):

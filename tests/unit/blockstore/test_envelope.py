@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.blockstore.envelope import PRELUDE_BYTES, Head, head_bytes, intact, open_head, seal, tag_of
+from prfaas.blockstore.port import MAX_HEADER_BYTES
 
 TAG = tag_of("model-a")
 keys, headers, datas = st.binary(min_size=1, max_size=64), st.binary(max_size=300), st.binary(max_size=300)
@@ -62,4 +63,4 @@ def test_nothing_longer_than_the_limits_is_sealed():
     with pytest.raises(AssertionError):
         seal(TAG, b"k" * 65, b"", memoryview(b""))
     with pytest.raises(AssertionError):
-        seal(TAG, b"k", bytes(65 * 1024), memoryview(b""))
+        seal(TAG, b"k", bytes(MAX_HEADER_BYTES + 1), memoryview(b""))
