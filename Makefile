@@ -30,7 +30,7 @@ demo: setup ## two regions on this machine: a long prompt is prefilled in the ot
 	$(BIN)/prfaas demo
 
 test: setup etcd mooncake ## all tests
-	PATH="$(BIN):$$PATH" LD_LIBRARY_PATH="$(MOONCAKE):$$LD_LIBRARY_PATH" $(BIN)/python -m pytest
+	PATH="$(BIN):$$PATH" LD_LIBRARY_PATH="$(MOONCAKE)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" $(BIN)/python -m pytest
 
 check: setup ## format, lint, types, import contracts, fresh stubs and docs, wire compatibility, unit tests
 	$(BIN)/ruff format --check .
@@ -82,13 +82,13 @@ etcd: $(STAMP)
 
 # Without its dependencies, which serve only its command line tools; the libraries are unpacked, not installed.
 mooncake: $(STAMP)
-	@if LD_LIBRARY_PATH="$(MOONCAKE):$$LD_LIBRARY_PATH" $(BIN)/python -c 'import mooncake.store' 2>/dev/null; then exit 0; fi; \
+	@if LD_LIBRARY_PATH="$(MOONCAKE)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" $(BIN)/python -c 'import mooncake.store' 2>/dev/null; then exit 0; fi; \
 	scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; chmod 755 "$$scratch"; cd "$$scratch"; mkdir -p "$(MOONCAKE)"; \
 	if $(BIN)/pip install --quiet --no-deps mooncake-transfer-engine-non-cuda==$(MOONCAKE_VERSION) && \
 	apt-get -o APT::Sandbox::User=root download -qq libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 && \
 	for package in *.deb; do dpkg-deb -x "$$package" . || exit 1; done && \
 	find . -name '*.so.*' -exec cp -P {} "$(MOONCAKE)/" \; && \
-	LD_LIBRARY_PATH="$(MOONCAKE):$$LD_LIBRARY_PATH" $(BIN)/python -c 'import mooncake.store'; \
+	LD_LIBRARY_PATH="$(MOONCAKE)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" $(BIN)/python -c 'import mooncake.store'; \
 	then echo "mooncake: Mooncake Store is in $(VENV)"; \
 	else echo "mooncake: MISSING. Its wheel or its libraries cannot be had here. Tests of a cache pool on Mooncake Store" \
 	  "will be SKIPPED." >&2; fi

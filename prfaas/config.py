@@ -435,6 +435,22 @@ def _check_values(config: Config) -> None:
         raise ConfigError("cache.checkpoint_tokens", f"is no multiple of {HASH_UNIT_TOKENS}")
     if config.pool.store == "disk" and not config.pool.disk_dir:
         raise ConfigError("pool.disk_dir", "is missing, with pool.store = disk")
+    _check_tier(config.pool)
+
+
+def _check_tier(pool: PoolConfig) -> None:
+    """Nothing is kept that the tier below memory does not keep as well."""
+    tiers = {
+        "disk": "disk_bytes",
+        "mooncake": "mooncake_segment_bytes" if pool.mooncake_segment_bytes else "disk_bytes",
+    }
+    setting = tiers.get(pool.store)
+    if setting is not None and getattr(pool, setting) < pool.memory_bytes:
+        raise ConfigError(
+            f"pool.{setting}",
+            f"{getattr(pool, setting)} is less than pool.memory_bytes = {pool.memory_bytes}, which would be of no use:"
+            " all that is in memory is in the tier below as well",
+        )
 
 
 def _check_address(setting: str, address: str) -> None:

@@ -1,7 +1,7 @@
 """A trace of prompts replayed through one node's cache: how much of the input need not be computed again.
 
-Real machines do it: the cache of a node decides what it keeps and gives up, and an index follows its changes, as a
-router's does. The two must agree on every match.
+Real machines do it: the cache of a node decides what it keeps and gives up, as in a shard, which has prompts whole, and
+an index follows its changes, as a router's does. The two must agree on every match.
 """
 
 import time

@@ -59,7 +59,7 @@ class Update:
 
 class Stale(Enum):
     """Why a copy is not what the shard has. GAP: something was missed. BACKWARD: something came that is past. SNAPSHOT:
-    a piece of one is missing. MALFORMED: keys that no segment has, or another model's."""
+    a piece of one is missing. MALFORMED: keys that no prompt has, or another model's."""
 
     GAP = "gap"
     BACKWARD = "backward"

@@ -41,7 +41,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """Write an object through to the lower tier, and answer `spilled(op, ok)`. `path` are the unit keys of the segment
+    """Write an object through to the lower tier, and answer `spilled(op, ok)`. `path` are the unit keys of the prompt
     up to the object's boundary: they go into its header, for `recovered`. Its memory stays until the answer."""
 
     op: OpId
@@ -95,6 +95,7 @@ class Dropped(Enum):
 
     LOST = "lost"
     EXPIRED = "expired"
+    ABANDONED = "abandoned"
     HOLE = "hole"
 
 
@@ -123,16 +124,21 @@ Command = Change | Load | Spill | Drop | Serve | Miss | Published | Discarded | 
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """What a lease has found and pinned. With `joint`, `state_tokens == kv_tokens`, and there is a state."""
+    """What a lease has found and pinned; no KV: then there is no lease. With `joint`, `state_tokens == kv_tokens`, and
+    there is a state. `matched_tokens`: how far KV reaches, pinned or not, in whole units."""
 
     kv_tokens: int
     state_tokens: int
+    matched_tokens: int
+
+    def __bool__(self) -> bool:
+        return self.kv_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
     """What of a put is missing and may come: rows `first_tokens:stop_tokens` and these states. If that is nothing, the
-    put does not exist. One window for each unit and each state, positions counted from the start of the segment."""
+    put does not exist. One window for each unit and each state, positions counted from the start of the prompt."""
 
     first_tokens: int
     stop_tokens: int

@@ -6,6 +6,7 @@ from enum import Enum
 
 from prfaas.kvcache.memory import Place, Resident, Writer
 from prfaas.kvcache.objects import Kind, ObjectKey
+from prfaas.kvcache.placement import TRANSFER_UNITS
 from prfaas.kvcache.radix import first_units, units
 
 
@@ -54,13 +55,13 @@ class Put:
 
 
 def missing(keys: bytes, states: Sequence[int], held_units: int, filling: Container[ObjectKey]) -> Stretch | None:
-    """The first stretch of a prompt that nobody has or puts. KV is published up to `held_units`, `states` are the
-    boundaries at which one is wanted and not published, rising."""
+    """The first stretch of a prompt that nobody has or puts, as much as one transfer moves. KV is published up to
+    `held_units`, `states` are the boundaries at which one is wanted and not published, rising."""
     first = held_units
     while first < units(keys) and Place(Kind.KV, keys, first + 1).key in filling:
         first += 1
     stop = first
-    while stop < units(keys) and Place(Kind.KV, keys, stop + 1).key not in filling:
+    while stop < min(units(keys), first + TRANSFER_UNITS) and Place(Kind.KV, keys, stop + 1).key not in filling:
         stop += 1
     lacking = [at for at in states if at <= stop and Place(Kind.STATE, keys, at).key not in filling]
     if stop > first:

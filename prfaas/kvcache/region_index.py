@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from prfaas.cluster import Incarnation, NodeId
 from prfaas.kvcache.hashing import KEY_BYTES
+from prfaas.kvcache.placement import PROMPT_UNITS, shard_of
 from prfaas.kvcache.prefix import Change, ChangeKind, PrefixIndex
 from prfaas.kvcache.radix import Run
-from prfaas.kvcache.segments import SEGMENT_TOKENS, SEGMENT_UNITS, segments, shard_of
 from prfaas.request import Match
 
 #: How much is forgotten at once when the bound is reached.
@@ -55,7 +55,7 @@ class RegionIndex:
         self._copies[shard] = _Copy(incarnation, seq, False, now)
 
     def piece(self, shard: NodeId, changes: Iterable[Change]) -> None:
-        """A part of the snapshot that has begun. Raises ValueError for keys that no segment has."""
+        """A part of the snapshot that has begun. Raises ValueError for keys that no prompt has."""
         if shard in self._copies:
             self._apply(shard, changes)
 
@@ -96,28 +96,19 @@ class RegionIndex:
             copy.heard_at = -math.inf
 
     def match(self, shards: Sequence[NodeId], keys: bytes, limit_tokens: int, heard_since: float = -math.inf) -> Match:
-        """How much of a prompt the shards of one region hold, segment after segment until one is not whole there.
-        `shards` are all that the region has: they say who keeps what. Those that were silent since then find
-        nothing."""
+        """How much of a prompt one region holds. `shards` are all that the region has: they say which of them keeps it.
+        Those that were silent since then find nothing."""
         self._turn += 1
-        joint = kv = 0
-        for start_tokens, segment in segments(keys):
-            if not shards or start_tokens >= limit_tokens:
-                break
-            shard = shard_of(segment, shards)
-            copy = self._copies.get(shard)
-            if copy is None or not copy.whole or copy.heard_at <= heard_since:
-                break
-            found = self._index.find(segment, limit_tokens - start_tokens)
-            for run, _ in found.path:
-                run.used = self._turn
-            match = found.at(shard)
-            kv = start_tokens + match.kv
-            if match.joint:
-                joint = start_tokens + match.joint
-            if match.kv < SEGMENT_TOKENS:
-                break
-        return Match(joint=joint, kv=kv)
+        if not shards or not keys:
+            return Match()
+        shard = shard_of(keys, shards)
+        copy = self._copies.get(shard)
+        if copy is None or not copy.whole or copy.heard_at <= heard_since:
+            return Match()
+        found = self._index.find(keys, limit_tokens)
+        for run, _ in found.path:
+            run.used = self._turn
+        return found.at(shard)
 
     def check(self) -> None:
         self._index.check()
@@ -129,7 +120,7 @@ class RegionIndex:
 
     def _apply(self, shard: NodeId, changes: Iterable[Change]) -> None:
         for change in changes:
-            if not 0 < len(change.keys) <= SEGMENT_UNITS * KEY_BYTES or len(change.keys) % KEY_BYTES:
+            if not 0 < len(change.keys) <= PROMPT_UNITS * KEY_BYTES or len(change.keys) % KEY_BYTES:
                 raise ValueError(f"{shard} tells of {len(change.keys)} bytes of keys")
             if change.kind is ChangeKind.KV_ADDED:
                 self._notice(self._index.insert(change.keys, shard))

@@ -16,7 +16,7 @@ def pieces(index: PrefixIndex, owner: NodeId, piece_bytes: int) -> Iterator[tupl
     piece: list[Change] = []
     nbytes = 0
     for leaf in leaves:
-        for told in _leaf(leaf, owner, seen):
+        for told in _leaf(leaf, seen):
             if piece and nbytes + len(told.keys) > piece_bytes:
                 yield tuple(piece)
                 piece, nbytes = [], 0
@@ -28,18 +28,21 @@ def pieces(index: PrefixIndex, owner: NodeId, piece_bytes: int) -> Iterator[tupl
         yield tuple(piece)
 
 
-def _leaf(leaf: Run, owner: NodeId, seen: dict[int, Run]) -> list[Change]:
-    """The KV of the way to a leaf, and the states on it that no leaf before has told of."""
+def _leaf(leaf: Run, seen: dict[int, Run]) -> Iterator[Change]:
+    """The KV of the way to a leaf, and the states on it that no leaf before has told of.
+
+    States are looked for only once the KV was told: of one that comes to be before, a change tells, which whoever lacks
+    its KV drops."""
     if leaf.parent is None:
-        return []
+        return
     keys = leaf.path_keys(leaf.stop)
-    told = [Change(ChangeKind.KV_ADDED, keys)]
+    yield Change(ChangeKind.KV_ADDED, keys)
     run: Run | None = leaf
     while run is not None and id(run) not in seen:
         seen[id(run)] = run
-        told += (Change(ChangeKind.STATE_ADDED, first_units(keys, boundary)) for boundary in sorted(run.states))
+        for boundary in sorted(run.states):
+            yield Change(ChangeKind.STATE_ADDED, first_units(keys, boundary))
         run = run.parent
-    return told
 
 
 def _now(index: PrefixIndex, owner: NodeId, told: Change) -> Change | None:

@@ -38,6 +38,10 @@ class CacheBooks:
         self.wasted_tokens["missing_state"] += match.kv - match.joint
         self.wasted_tokens["alignment"] += alignment_tokens(handoff_tokens, match)
 
+    def not_looked_up(self) -> None:
+        """It has asked, and had no answer: which is no miss."""
+        self.lookups["failed"] += 1
+
     def brought(self, tokens: int, *, resume: bool) -> None:
         """Cached KV is here, for a prefill to resume from or for a decode that is sent the rest."""
         if resume:

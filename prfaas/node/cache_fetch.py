@@ -66,19 +66,17 @@ class PrefixSource:
         if not whole_units(limit):
             return NOTHING
         keys = await keys_of(tenure.prompt, self._workplace.info.namespace, tenant)
-        looked = partial(self._match, keys, limit, tenure, tenant)
-        own, kv, far = await self._all(
-            looked(joint=self._stateful),
-            looked(joint=False) if self._stateful else _nothing(),
-            looked(joint=self._stateful, region=pull_region) if pull_region else _nothing(),
-        )
-        match = Match(joint=own.kv_tokens, kv=max(own.kv_tokens, kv.kv_tokens))
-        self._books.looked_up(limit, match)
+        looked = partial(self._match, keys, limit, tenure, tenant, joint=self._stateful)
+        own, far = await self._all(looked(), looked(region=pull_region) if pull_region else _nothing())
+        match = Match(joint=own.kv_tokens, kv=max(own.kv_tokens, own.matched_tokens))
+        if own.failed:
+            self._books.not_looked_up()
+        else:
+            self._books.looked_up(limit, match)
         used, unused = (far, own) if far.kv_tokens > own.kv_tokens else (own, far)
-        self.release(kv)
         self.release(unused)
         if pull_region:
-            self._books.pulls["longer" if used is far else "no_longer"] += 1
+            self._books.pulls["failed" if far.failed else "longer" if used is far else "no_longer"] += 1
         return Found(used, match)
 
     async def for_decode(self, tenure: Tenure, tenant: Tenant, limit_tokens: int) -> Hit:

@@ -3,12 +3,12 @@
 Lengths are tokens from the start of the prompt.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prfaas.kvcache.hashing import HASH_UNIT_TOKENS
 from prfaas.kvcache.layout import Extent
-from prfaas.kvcache.segments import SEGMENT_TOKENS
+from prfaas.kvcache.placement import transfers
 from prfaas.kvcache.states import EVERY_TOKENS, Checkpoint, checkpoints, chunk_ends
 from prfaas.request import Match
 
@@ -66,9 +66,8 @@ def sent_ends(first: int, resumed: int, ends: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One put: the rows `position:stop` of one segment, and with `state` the states at their end."""
+    """One put: what the cache lacks of the rows up to `stop`, and with `state` the states there."""
 
-    position: int
     stop: int
     state: bool = False
     proven: bool = True
@@ -76,20 +75,11 @@ class Piece:
 
 def pieces(kv_tokens: int, states: Sequence[Checkpoint], known_tokens: int = 0) -> tuple[Piece, ...]:
     """The puts for a sequence whose rows exist up to `kv_tokens` and whose states exist at `states`, shortest first, as
-    a piece is of use only with all before it. One for each state, since a span has states at its end only, and one for
-    the rows behind the last state of a segment. The cache has the rows up to `known_tokens` already."""
-    found = {each.tokens: each for each in states}
-    return tuple(piece for piece in _pieces(whole_units(kv_tokens), found) if piece.state or piece.stop > known_tokens)
-
-
-def _pieces(kv_tokens: int, states: dict[int, Checkpoint]) -> Iterator[Piece]:
-    for position in range(0, kv_tokens, SEGMENT_TOKENS):
-        stop = min(position + SEGMENT_TOKENS, kv_tokens)
-        inside = sorted(tokens for tokens in states if position < tokens <= stop)
-        for tokens in inside:
-            yield Piece(position, tokens, state=True, proven=states[tokens].proven)
-        if not inside or inside[-1] < stop:
-            yield Piece(position, stop)
+    each stands on those before it. One for each state, since a span has states at its end only, and for the rows one as
+    often as a transfer is full. The cache has the rows up to `known_tokens` already."""
+    kept = {each.tokens: each.proven for each in states if 0 < each.tokens <= whole_units(kv_tokens)}
+    full = {stop for _, stop in transfers(0, whole_units(kv_tokens)) if stop > known_tokens}
+    return tuple(Piece(stop, state=stop in kept, proven=kept.get(stop, True)) for stop in sorted(kept.keys() | full))
 
 
 def alignment_tokens(handoff_tokens: int, match: Match) -> int:

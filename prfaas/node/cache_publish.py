@@ -13,18 +13,21 @@ import structlog
 from prfaas.config import CacheConfig
 from prfaas.errors import Overloaded, PrfaasError
 from prfaas.kvcache.layout import Window
-from prfaas.kvcache.segments import unit_ends
+from prfaas.kvcache.placement import unit_ends
 from prfaas.kvcache.states import Checkpoint
 from prfaas.node.cache_books import CacheBooks
 from prfaas.node.cache_fetch import keys_of, new_name
 from prfaas.node.cache_plan import Piece, pieces
-from prfaas.node.pool_client import Offer, PoolClient
+from prfaas.node.pool_client import NoOffer, Offer, PoolClient
 from prfaas.node.pool_transfers import part_count
 from prfaas.node.tenure import Tenant, Tenure
 from prfaas.node.workplace import Workplace
 from prfaas.request import AttemptId
 from prfaas.transfer.outgoing import Urgency
 from prfaas.transfer.pump.messages import Send
+
+#: What comes after a piece that ended so has nothing to stand on.
+UNUSABLE = frozenset({NoOffer.REFUSED.value, NoOffer.FAILED.value})
 
 log = structlog.get_logger()
 
@@ -71,7 +74,10 @@ class Publisher:
             async with asyncio.timeout(self._settings.put_timeout_s):
                 keys = await keys_of(harvest.tokens, self._workplace.info.namespace, harvest.tenant)
                 for piece in pieces(harvest.kv_tokens, harvest.states, harvest.known_tokens):
-                    await self._put(tenure, keys, piece, harvest.tenant)
+                    outcome = await self._put(tenure, keys, piece, harvest.tenant)
+                    self._books.puts[outcome] += 1
+                    if outcome in UNUSABLE:
+                        break
         except TimeoutError:
             self._give_up(tenure, "failed", "too late")
         except Overloaded as error:
@@ -86,33 +92,41 @@ class Publisher:
         log.info("not all of it is kept in the cache", attempt=tenure.attempt, why=why)
         self._books.puts[outcome] += 1
 
-    async def _put(self, tenure: Tenure, keys: bytes, piece: Piece, tenant: Tenant) -> None:
+    async def _put(self, tenure: Tenure, keys: bytes, piece: Piece, tenant: Tenant) -> str:
+        """How it ended."""
         states = (piece.stop,) if piece.state else ()
         put, ttl_s = new_name(), self._settings.put_timeout_s
         offer = await self._pool.offer(
             put,
             keys,
-            piece.position,
             piece.stop,
             states,
             tenant=tenant.name,
             unproven=() if piece.proven else states,
             ttl_s=ttl_s,
         )
-        if offer is None:
-            self._books.puts["known"] += 1
-            return
+        if isinstance(offer, NoOffer):
+            return offer.value
+        try:
+            published = await self._sent(tenure, offer, ttl_s)
+        except BaseException:
+            # Others may have it, and must not be told until its time is over that somebody is sending it.
+            self._pool.abandon(offer)
+            raise
+        return "published" if published else "failed"
+
+    async def _sent(self, tenure: Tenure, offer: Offer, ttl_s: float) -> bool:
+        """Whether it is in the cache now."""
         extent = offer.extent
-        span = await self._workplace.take_span(tenure, put, extent, ttl_s, receive=False)
+        span = await self._workplace.take_span(tenure, offer.put, extent, ttl_s, receive=False)
         # Until the engine has answered it may write there: who is cut off here leaves the span to the tenure's end.
         window = Window(extent.first, extent.stop, span.span, state=bool(extent.states))
         await self._workplace.engine.export(tenure.attempt, (window,))
         try:
             await self._push(offer)
-            published = await self._pool.published(offer, ttl_s)
-            self._books.puts["published" if published else "failed"] += 1
+            return await self._pool.published(offer, ttl_s)
         finally:
-            self._workplace.let_go(tenure, put)
+            self._workplace.let_go(tenure, offer.put)
 
     async def _push(self, offer: Offer) -> None:
         pump, layout, extent = self._workplace.pump, self._workplace.info.layout, offer.extent

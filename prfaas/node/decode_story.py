@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from prfaas.cluster import address_for
 from prfaas.engine import messages as engine_messages
-from prfaas.errors import InvalidRequest, NamespaceMismatch, TransferFailed
+from prfaas.errors import CACHE_LOST, InvalidRequest, NamespaceMismatch, TransferFailed
 from prfaas.kvcache.hashing import HASH_UNIT_TOKENS
 from prfaas.kvcache.layout import Window
 from prfaas.kvcache.states import Checkpoint
@@ -125,7 +125,7 @@ class DecodeStory:
 
 async def _all_of(attempt: AttemptId, borrowed: Borrowed | None) -> None:
     if borrowed is not None and not await borrowed.arrived():
-        raise TransferFailed(attempt, "cache", "a cached prefix was lost on its way")
+        raise TransferFailed(attempt, CACHE_LOST, "a cached prefix was lost on its way")
 
 
 def _held_tokens(borrowed: Borrowed | None) -> int:

@@ -2,13 +2,14 @@
 
 Everything here is best effort and has a deadline: whatever goes wrong is counted by its cause and means that there is
 no cache, never that a request fails. A shard that failed is left alone for a while. Lengths are tokens from the start
-of the prompt throughout; shards are told theirs from the start of the segment.
+of the prompt.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import structlog
@@ -26,11 +27,10 @@ from prfaas.errors import (
 )
 from prfaas.kvcache.hashing import HASH_UNIT_TOKENS, KEY_BYTES
 from prfaas.kvcache.layout import Extent
-from prfaas.kvcache.segments import SEGMENT_TOKENS, segments, shard_of
+from prfaas.kvcache.placement import PROMPT_UNITS, shard_of, transfers
 from prfaas.membership.follow_pools import PoolsFollower
 from prfaas.membership.store import Store
 from prfaas.node.pool_calls import ShardCalls
-from prfaas.node.pool_transfers import extent_at
 from prfaas.node.tenure import Place
 from prfaas.request import AttemptId, Permit
 from prfaas.rpc import cache, cache_translate
@@ -38,7 +38,7 @@ from prfaas.rpc.cache import LeaseId
 from prfaas.rpc.commands import NO_REGION, Destination
 from prfaas.rpc.identity import Identity
 
-#: Segments of one prompt that are asked for at a time, after the first.
+#: Leases that are renewed at a time.
 AT_A_TIME = 16
 #: Of the time of a look-up, what one call of it may take.
 LOOKUP_SHARE = 0.8
@@ -50,35 +50,34 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """What one shard has pinned of a prompt: the KV `position:kv_tokens` of a segment, and with `state_tokens` the
-    state there."""
+    """What a shard has pinned of a prompt."""
 
     shard: NodeId
     region: RegionId
     lease: LeaseId
-    position: int
-    kv_tokens: int
-    state_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
     """A cached prefix, pinned until it is released: KV up to `kv_tokens` without a hole; of a joint match also the
-    state at `state_tokens`, which is then the same. A hit of nothing needs no release."""
+    state at `state_tokens`, which is then the same. A hit of nothing needs no release. `matched_tokens`: how far KV
+    reaches, pinned or not. `failed`: nothing was found, for want of an answer."""
 
     kv_tokens: int = 0
     state_tokens: int = 0
     region: RegionId = NO_REGION
-    leased: tuple[Leased, ...] = ()
+    leased: Leased | None = None
+    matched_tokens: int = 0
+    failed: bool = False
 
     def fetches(self, first: int, stop: int, state: bool) -> "tuple[Fetch, ...]":
-        """What has to be brought, a transfer per segment, for the KV `first:stop` and the state at the stop. Both are
+        """What has to be brought, transfer by transfer, for the KV `first:stop` and the state at the stop. Both are
         multiples of 64, and a state is where the hit has one."""
+        if self.leased is None:
+            return ()
+        parts = [(stop, stop)] if state and first == stop else transfers(first, stop)
         return tuple(
-            Fetch(each, Extent(begin, end, (stop,) if state and end == stop else ()))
-            for each in self.leased
-            for begin, end in [(max(first, each.position), min(stop, each.kv_tokens))]
-            if begin < end or (state and begin == end == stop)
+            Fetch(self.leased, Extent(begin, end, (stop,) if state and end == stop else ())) for begin, end in parts
         )
 
 
@@ -97,7 +96,7 @@ class Fetch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """What a shard lacks of what was offered, and has made room for: send `extent` there, in chunks that end at each
-    unit (`prfaas.kvcache.segments.unit_ends`), as the attempt `put`."""
+    unit (`prfaas.kvcache.placement.unit_ends`), as the attempt `put`."""
 
     put: AttemptId
     shard: NodeId
@@ -107,6 +106,15 @@ class Offer:
     incarnation: Incarnation
     generation: int
     permit: Permit
+
+
+class NoOffer(Enum):
+    """Why there is nothing to send. KNOWN: the pool lacks nothing of it, or is being sent it. REFUSED: it has no room.
+    FAILED: there is no shard that answers."""
+
+    KNOWN = "known"
+    REFUSED = "refused"
+    FAILED = "failed"
 
 
 class PoolClient:
@@ -149,21 +157,33 @@ class PoolClient:
         holder: AttemptId,
         region: RegionId | None = None,
     ) -> Hit:
-        """Look up and pin. `region` None: our own. Without any luck, Hit()."""
-        keys = keys[: max(0, limit_tokens) // HASH_UNIT_TOKENS * KEY_BYTES]
-        lookup = _Lookup(self, region or self._place.region, tenant, holder)
-        kept: Sequence[Leased] = ()
+        """Look up and pin. `region` None: our own."""
+        keys, region = _cacheable(keys, limit_tokens), region or self._place.region
+        pool = self._choose(region, keys)
+        if pool is None:
+            return Hit(failed=bool(keys and self.shards(region)))
+        lease = cache.Lease(
+            namespace=self._namespace,
+            keys=keys,
+            tenant=tenant,
+            limit_tokens=len(keys) // KEY_BYTES * HASH_UNIT_TOKENS,
+            joint=joint,
+            holder=f"{self._place.node}/{holder}",
+            ttl_s=self._settings.lease_ttl_s,
+        )
+        # A look-up is over a little after a call that is never answered: it must be known which shard that was.
+        deadline_s = LOOKUP_SHARE * self._settings.lookup_timeout_s
         try:
             async with asyncio.timeout(self._settings.lookup_timeout_s):
-                kept = await (lookup.joint(keys) if joint else lookup.kv(keys))
+                answer = await self._calls.call(pool, "Lease", cache_translate.pack_lease(lease), deadline_s)
+            found = cache_translate.unpack_leased(answer)
         except (PrfaasError, TimeoutError) as error:
             self._failed("look-up", error)
-        finally:
-            used = {each.lease for each in kept}
-            self._let_go([each for each in lookup.pinned if each.lease not in used])
-        if not kept:
-            return Hit()
-        return Hit(kept[-1].kv_tokens, kept[-1].state_tokens, lookup.region, tuple(kept))
+            return Hit(failed=True)
+        if found.lease is None:
+            return Hit(matched_tokens=found.matched_tokens)
+        leased = self._held[found.lease] = Leased(pool.id, pool.region, found.lease)
+        return Hit(found.kv_tokens, found.state_tokens, region, leased, found.matched_tokens)
 
     async def fetch(
         self, fetch: Fetch, attempt: AttemptId, destination: Destination, deadline_s: float, urgency: int = 2
@@ -174,12 +194,11 @@ class PoolClient:
         leased, extent = fetch.leased, fetch.extent
         get = cache.Get(
             lease=leased.lease,
-            first_tokens=extent.first - leased.position,
-            stop_tokens=extent.stop - leased.position,
+            first_tokens=extent.first,
+            stop_tokens=extent.stop,
             state=bool(extent.states),
             attempt=attempt,
             destination=destination,
-            position_tokens=leased.position,
             deadline_s=deadline_s,
             urgency=urgency,
         )
@@ -193,14 +212,13 @@ class PoolClient:
         return True
 
     async def release(self, hit: Hit) -> bool:
-        """Let go of what was pinned, all of it, whatever happens. Whether all leases held to this moment."""
-        return all(await asyncio.gather(*(self._release(each) for each in hit.leased)))
+        """Let go of what was pinned, whatever happens. Whether the lease held to this moment."""
+        return hit.leased is None or await self._release(hit.leased)
 
     async def offer(
         self,
         put: AttemptId,
         keys: bytes,
-        position: int,
         stop: int,
         states: tuple[int, ...] = (),
         *,
@@ -209,25 +227,27 @@ class PoolClient:
         unit_checksums: tuple[int, ...] = (),
         state_checksums: tuple[int, ...] = (),
         ttl_s: float,
-    ) -> Offer | None:
-        """Offer the KV `position:stop` of one segment, and the states at these boundaries of it. None: the pool has all
-        of it, or no room, or no shard is there. `keys` are those of the prompt."""
-        segment = keys[position // HASH_UNIT_TOKENS * KEY_BYTES : stop // HASH_UNIT_TOKENS * KEY_BYTES]
-        pool = self.choose(self._place.region, segment)
+    ) -> Offer | NoOffer:
+        """Offer the KV up to `stop` and the states at these boundaries of it; what a shard then wants is the first that
+        it lacks, and no more than a transfer moves. `keys` are those of the prompt. What is then not sent is to be
+        abandoned."""
+        keys = keys[: stop // HASH_UNIT_TOKENS * KEY_BYTES]
+        if len(keys) > PROMPT_UNITS * KEY_BYTES:
+            return NoOffer.REFUSED
+        pool = self._choose(self._place.region, keys)
         if pool is None:
-            return None
+            return NoOffer.FAILED
         command = cache.Put(
             put=put,
             namespace=self._namespace,
             tenant=tenant,
-            keys=segment,
-            stop_tokens=stop - position,
-            states=tuple(state - position for state in states),
-            position_tokens=position,
+            keys=keys,
+            stop_tokens=stop,
+            states=states,
             source_node=self._place.node,
             source_region=self._place.region,
             ttl_s=ttl_s,
-            unproven=tuple(state - position for state in unproven),
+            unproven=unproven,
             unit_checksums=unit_checksums,
             state_checksums=state_checksums,
         )
@@ -235,16 +255,23 @@ class PoolClient:
         try:
             answer = await self._calls.call(pool, "Put", cache_translate.pack_put(command), deadline_s)
             wanted = cache_translate.unpack_wanted(answer)
+        except Overloaded as error:
+            self._failed("put", error)
+            return NoOffer.REFUSED
         except PrfaasError as error:
             self._failed("put", error)
-            return None
+            self._abandon_at(pool, put)
+            return NoOffer.FAILED
+        except asyncio.CancelledError:
+            self._abandon_at(pool, put)
+            raise
         if wanted.room is None:
-            return None
+            return NoOffer.KNOWN
         return Offer(
             put=put,
             shard=pool.id,
             region=pool.region,
-            extent=extent_at(position, wanted.first_tokens, wanted.stop_tokens, wanted.states),
+            extent=Extent(wanted.first_tokens, wanted.stop_tokens, wanted.states),
             kv_address=wanted.room.kv_address,
             incarnation=wanted.room.incarnation,
             generation=wanted.room.generation,
@@ -264,44 +291,19 @@ class PoolClient:
             return False
         return bool(answer.published)
 
-    # -- what a look-up needs
+    def abandon(self, offer: Offer) -> None:
+        """Nothing will be sent for it any more: others may put the same before its time is over. Without waiting, and
+        whatever has become of it."""
+        pool = self.shards(offer.region).get(offer.shard)
+        if pool is not None:
+            self._abandon_at(pool, offer.put)
 
-    def choose(self, region: RegionId, segment: bytes) -> Pool | None:
-        """The shard that keeps this segment, unless there is none or it is left alone."""
+    def _choose(self, region: RegionId, keys: bytes) -> Pool | None:
+        """The shard that keeps this prompt, unless there is none or it is left alone."""
         shards = self.shards(region)
-        if not shards or not segment:
+        if not shards or not keys:
             return None
-        return self._calls.reachable(shards).get(shard_of(segment, tuple(shards)))
-
-    async def pin(self, pool: Pool, position: int, lease: cache.Lease) -> Leased | None:
-        """One segment at one shard. Raises PrfaasError."""
-        # A look-up is over a little after a call that is never answered: it must be known which shard that was.
-        deadline_s = LOOKUP_SHARE * self._settings.lookup_timeout_s
-        answer = await self._calls.call(pool, "Lease", cache_translate.pack_lease(lease), deadline_s)
-        found = cache_translate.unpack_leased(answer)
-        if found.lease is None:
-            return None
-        leased = Leased(
-            shard=pool.id,
-            region=pool.region,
-            lease=found.lease,
-            position=position,
-            kv_tokens=position + found.kv_tokens,
-            state_tokens=position + found.state_tokens if found.state_tokens else 0,
-        )
-        self._held[leased.lease] = leased
-        return leased
-
-    def asked(self, keys: bytes, limit_tokens: int, tenant: str, holder: AttemptId, joint: bool) -> cache.Lease:
-        return cache.Lease(
-            namespace=self._namespace,
-            keys=keys,
-            tenant=tenant,
-            limit_tokens=limit_tokens,
-            joint=joint,
-            holder=f"{self._place.node}/{holder}",
-            ttl_s=self._settings.lease_ttl_s,
-        )
+        return self._calls.reachable(shards).get(shard_of(keys, tuple(shards)))
 
     # -- leases
 
@@ -332,16 +334,18 @@ class PoolClient:
             return False
         return bool(answer.valid)
 
-    def _let_go(self, pinned: Sequence[Leased]) -> None:
-        """Without waiting."""
-        if pinned:
-            self._aside(self._release_all(pinned))
+    def _abandon_at(self, pool: Pool, put: AttemptId) -> None:
+        self._aside(self._abandon(pool, put))
 
-    async def _release_all(self, pinned: Sequence[Leased]) -> None:
-        await asyncio.gather(*(self._release(each) for each in pinned))
+    async def _abandon(self, pool: Pool, put: AttemptId) -> None:
+        request = cache_translate.pack_abandon(cache.Abandon(put))
+        try:
+            await self._calls.call(pool, "Abandon", request, self._settings.lookup_timeout_s)
+        except PrfaasError as error:
+            self._failed("abandon", error)
 
     def _aside(self, work: Coroutine[Any, Any, None]) -> None:
-        self._asides.add(task := asyncio.create_task(work, name="cache leases"))
+        self._asides.add(task := asyncio.create_task(work, name="beside the cache"))
         task.add_done_callback(self._asides.discard)
 
     def _pool(self, leased: Leased) -> Pool:
@@ -355,60 +359,9 @@ class PoolClient:
         log.debug("no cache", stage=stage, error=str(error) or "too late")
 
 
-class _Lookup:
-    """One look-up. `pinned` is all that it has leased so far, of which it returns what it is for."""
-
-    def __init__(self, client: PoolClient, region: RegionId, tenant: str, holder: AttemptId) -> None:
-        self._client, self._tenant, self._holder = client, tenant, holder
-        self.region = region
-        self.pinned: list[Leased] = []
-
-    async def kv(self, keys: bytes) -> list[Leased]:
-        """KV without a hole from the start on, as far as it goes. The first segment decides whether others are asked
-        for at all."""
-        parts, chain = list(segments(keys)), list[Leased]()
-        at = 0
-        while at < len(parts):
-            some = parts[at : at + (AT_A_TIME if at else 1)]
-            for position, leased in await self._pin(some, joint=False):
-                if leased is None:
-                    return chain
-                chain.append(leased)
-                if leased.kv_tokens < position + SEGMENT_TOKENS:
-                    return chain
-            at += len(some)
-        return chain
-
-    async def joint(self, keys: bytes) -> list[Leased]:
-        """The same, up to the last state within it."""
-        parts = list(segments(keys))
-        chain = await self.kv(keys) if len(parts) > 1 else []
-        while parts:
-            index = max(0, len(chain) - 1)
-            [(_, last)] = await self._pin(parts[index : index + 1], joint=True)
-            if last is not None and last.state_tokens:
-                return [*chain[:index], replace(last, kv_tokens=last.state_tokens)]
-            if index == 0:
-                return []
-            # A state at the end of the segment before is that one's.
-            chain.pop()
-        return []
-
-    async def _pin(self, parts: Sequence[tuple[int, bytes]], *, joint: bool) -> list[tuple[int, Leased | None]]:
-        found = await asyncio.gather(*(self._pin_one(position, keys, joint) for position, keys in parts))
-        return [(position, leased) for (position, _), leased in zip(parts, found, strict=True)]
-
-    async def _pin_one(self, position: int, keys: bytes, joint: bool) -> Leased | None:
-        pool = self._client.choose(self.region, keys)
-        if pool is None:
-            return None
-        limit = len(keys) // KEY_BYTES * HASH_UNIT_TOKENS
-        leased = await self._client.pin(
-            pool, position, self._client.asked(keys, limit, self._tenant, self._holder, joint)
-        )
-        if leased is not None:
-            self.pinned.append(leased)
-        return leased
+def _cacheable(keys: bytes, limit_tokens: int) -> bytes:
+    """The keys of what can be found within so many tokens."""
+    return keys[: min(max(0, limit_tokens) // HASH_UNIT_TOKENS, PROMPT_UNITS) * KEY_BYTES]
 
 
 def _cause(error: PrfaasError | TimeoutError) -> str:

@@ -52,6 +52,8 @@ class PoolPages:
         if self.shard is not None:
             self._read_counts(self.shard)
             self._read_machine(self.shard.shard)
+            conflicts = self.shard.tier.conflicts if self.shard.tier is not None else 0
+            metrics.follow(names.POOL_ALARMS, self.shard.shard.counts.alarms + conflicts)
             self._read_feed(self.shard)
             self._read_tier(self.shard)
         for egress in self._pump.load.egress:
@@ -84,7 +86,6 @@ class PoolPages:
         metrics.follow(names.POOL_HIT_TOKENS, counts.joint_hit_tokens, kind="joint")
         metrics.follow(names.POOL_WASTED_TOKENS, counts.unaligned_tokens, cause="alignment")
         metrics.follow(names.POOL_WASTED_TOKENS, counts.stateless_tokens, cause="missing_state")
-        metrics.follow(names.POOL_ALARMS, counts.alarms)
         self._read_memory(shard.stock)
 
     def _read_memory(self, stock: Stock) -> None:
@@ -126,6 +127,7 @@ class PoolPages:
             return
         metrics.set(names.POOL_STORE_BYTES, tier.used_bytes)
         metrics.set(names.POOL_STORE_QUEUE, tier.waiting)
+        metrics.follow(names.POOL_STORE_DAMAGED, tier.damaged)
         for outcome, count in tier.reads.items():
             metrics.follow(names.POOL_STORE_READS, count, outcome=outcome)
         for outcome, count in tier.writes.items():

@@ -24,8 +24,9 @@ from prfaas.membership.follow_budget import BudgetFollower
 from prfaas.membership.registration import Registration
 from prfaas.node.children import pump_child
 from prfaas.node.model_description import describe_model
+from prfaas.node.pool_dock import Terms
 from prfaas.node.pool_pages import PoolPages
-from prfaas.node.pool_shard import PoolShard, Terms
+from prfaas.node.pool_shard import PoolShard
 from prfaas.node.pool_store import lower_bytes, open_tier
 from prfaas.node.pool_tier import Tier
 from prfaas.node.pump_client import SILENCE_S, PumpClient

@@ -241,7 +241,7 @@ WORKER_CACHE_HELD_TOKENS = Counter(
 )
 WORKER_CACHE_GETS = Counter(
     "prfaas_worker_cache_gets_total",
-    "Segments brought from a pool, by how that ended. expired: all had come, but the lease had not held.",
+    "Transfers from a pool, by how that ended. expired: all had come, but the lease had not held.",
     (Label("outcome", ("done", "failed", "expired")),),
 )
 WORKER_CACHE_GET_BYTES = Counter(
@@ -252,7 +252,7 @@ WORKER_CACHE_GET_SECONDS = Histogram(
 )
 WORKER_CACHE_PUTS = Counter(
     "prfaas_worker_cache_puts_total",
-    "Segments given to the pool, by how that ended. known: it lacked nothing; dropped: too many were on their way.",
+    "Pieces given to the pool, by how that ended. known: it lacked nothing; dropped: too many were on their way.",
     (Label("outcome", ("published", "known", "refused", "failed", "dropped")),),
 )
 WORKER_CACHE_PUT_BYTES = Counter("prfaas_worker_cache_put_bytes_total", "KV and states sent to the pool.")
@@ -288,7 +288,7 @@ POOL_QUARANTINE_BYTES = Gauge(
 POOL_OBJECTS = Gauge("prfaas_pool_objects", "Objects published, in memory or below it.", (_OBJECT,))
 POOL_RESIDENT_OBJECTS = Gauge("prfaas_pool_resident_objects", "Of these, those in memory.", (_OBJECT,))
 POOL_LOOKUPS = Counter(
-    "prfaas_pool_lookups_total", "Look-ups of a segment.", (Label("outcome", ("hit", "miss", "refused")),)
+    "prfaas_pool_lookups_total", "Look-ups of a prompt.", (Label("outcome", ("hit", "miss", "refused")),)
 )
 POOL_LOOKED_UP_TOKENS = Counter("prfaas_pool_looked_up_tokens_total", "Tokens that were looked up, within the limits.")
 POOL_HIT_TOKENS = Counter(
@@ -308,14 +308,15 @@ POOL_LEASES_ENDED = Counter(
 )
 POOL_GETS = Counter(
     "prfaas_pool_gets_total",
-    "Segments that were to be sent, by how that ended. damaged: the lower tier had it, but not whole.",
+    "Pieces that were to be sent, by how that ended. damaged: the lower tier had it, but not whole.",
     (Label("outcome", ("sent", "lost", "expired", "no_room", "damaged")),),
 )
-POOL_GET_SECONDS = Histogram("prfaas_pool_get_seconds", "From being asked for a segment to its receipt.", _TTFT_S)
+POOL_GET_SECONDS = Histogram("prfaas_pool_get_seconds", "From being asked for a piece to its receipt.", _TTFT_S)
 POOL_PUTS = Counter(
     "prfaas_pool_puts_total",
-    "Segments that were offered, by how that ended. known: nothing of it was missing.",
-    (Label("outcome", ("published", "known", "no_room", "quota", "lost", "expired")),),
+    "Pieces that were offered, by how that ended. known: nothing of it was missing; abandoned: who offered it could"
+    " not send it after all.",
+    (Label("outcome", ("published", "known", "no_room", "quota", "lost", "abandoned", "expired")),),
 )
 POOL_SENT_BYTES = Counter("prfaas_pool_sent_bytes_total", "KV and states sent to a region.", _PEER)
 POOL_RECEIVED_BYTES = Counter("prfaas_pool_received_bytes_total", "KV and states that arrived whole and were checked.")
@@ -339,8 +340,13 @@ POOL_STORE_READS = Counter(
 )
 POOL_STORE_WRITES = Counter(
     "prfaas_pool_store_writes_total",
-    "Objects written to the tier below memory. full: it had no room; dropped: too many were waiting.",
-    (Label("outcome", ("written", "full", "failed", "dropped")),),
+    "Objects written to the tier below memory. full: it had no room; dropped: too many were waiting; conflict: it has"
+    " another content under that key.",
+    (Label("outcome", ("written", "full", "failed", "dropped", "conflict")),),
+)
+POOL_STORE_DAMAGED = Counter(
+    "prfaas_pool_store_damaged_total",
+    "Objects that the tier below memory had, but not whole: found so at the start or when they were read, and dropped.",
 )
 POOL_STORE_QUEUE = Gauge("prfaas_pool_store_queue", "Objects that wait to be written to the tier below memory.")
 POOL_STORE_READ_SECONDS = Histogram("prfaas_pool_store_read_seconds", "Reading one object from below memory.", _TTFT_S)
@@ -557,6 +563,7 @@ POOL: tuple[Metric, ...] = (
     POOL_STORE_BYTES,
     POOL_STORE_READS,
     POOL_STORE_WRITES,
+    POOL_STORE_DAMAGED,
     POOL_STORE_QUEUE,
     POOL_STORE_READ_SECONDS,
     POOL_WATCHERS,

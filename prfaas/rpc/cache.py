@@ -1,7 +1,7 @@
 """What a worker or a router asks of a shard of the cache, and its answers, as values.
 
-Keys are those of one segment of a prompt from its start, and tokens count from there; `position_tokens` says where in
-the prompt that is. `prfaas.rpc.cache_translate` puts them on the wire.
+Keys are those of a prompt from its start, and tokens count from there. `prfaas.rpc.cache_translate` puts them on the
+wire.
 """
 
 from dataclasses import dataclass, field
@@ -28,11 +28,13 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """`lease` is None when nothing was found. `state_tokens`: where the state is that was pinned, 0 without one."""
+    """`lease` is None when nothing was pinned. `state_tokens`: where the state is that was pinned, 0 without one.
+    `matched_tokens`: how far KV reaches, pinned or not."""
 
     lease: LeaseId | None = None
     kv_tokens: int = 0
     state_tokens: int = 0
+    matched_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,6 @@ class Get:
     state: bool
     attempt: AttemptId
     destination: Destination
-    position_tokens: int
     deadline_s: float
     urgency: int = 2
 
@@ -80,7 +81,6 @@ class Put:
     keys: bytes = field(repr=False)
     stop_tokens: int
     states: tuple[int, ...]
-    position_tokens: int
     source_node: NodeId
     source_region: RegionId
     ttl_s: float
@@ -98,6 +98,13 @@ class Wanted:
     stop_tokens: int = 0
     states: tuple[int, ...] = ()
     room: Reserved | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Nothing will be sent for the put: its room is free, and its keys may be put by others. Idempotent."""
+
+    put: AttemptId
 
 
 @dataclass(frozen=True, slots=True)

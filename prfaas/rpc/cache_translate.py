@@ -1,7 +1,7 @@
 """Commands to a shard of the cache and its answers as protobuf messages and back.
 
-What comes from the wire is checked here: what cannot be read is an InvalidRequest. A command's keys are those of one
-segment at most.
+What comes from the wire is checked here: what cannot be read is an InvalidRequest, and so is a prompt that is too long
+or a transfer of more than one moves.
 """
 
 import struct
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from prfaas.cluster import Incarnation, Namespace, NodeId, RegionId
 from prfaas.errors import InvalidRequest
 from prfaas.kvcache.hashing import HASH_UNIT_TOKENS, KEY_BYTES
-from prfaas.kvcache.segments import SEGMENT_UNITS
-from prfaas.rpc.cache import Await, Get, Got, Lease, Leased, LeaseId, Put, Release, Renew, Wanted, Watch
+from prfaas.kvcache.placement import PROMPT_UNITS, TRANSFER_TOKENS
+from prfaas.rpc.cache import Abandon, Await, Get, Got, Lease, Leased, LeaseId, Put, Release, Renew, Wanted, Watch
 from prfaas.rpc.failures import milliseconds
 from prfaas.rpc.translate import (
     pack_attempt,
@@ -54,16 +54,24 @@ def unpack_lease(message: pb.LeaseRequest) -> Lease:
 
 
 def pack_leased(answer: Leased) -> pb.LeaseResponse:
-    return pb.LeaseResponse(lease=answer.lease or "", kv_tokens=answer.kv_tokens, state_tokens=answer.state_tokens)
+    return pb.LeaseResponse(
+        lease=answer.lease or "",
+        kv_tokens=answer.kv_tokens,
+        state_tokens=answer.state_tokens,
+        matched_tokens=answer.matched_tokens,
+    )
 
 
 def unpack_leased(message: pb.LeaseResponse) -> Leased:
+    matched_tokens = _boundary(message.matched_tokens)
     if not message.lease:
-        return Leased()
+        return Leased(matched_tokens=matched_tokens)
     kv_tokens, state_tokens = _boundary(message.kv_tokens), _boundary(message.state_tokens)
     if state_tokens not in {0, kv_tokens}:
         raise InvalidRequest(f"a state at {state_tokens} tokens with KV up to {kv_tokens}", param="state_tokens")
-    return Leased(LeaseId(_name(message.lease, "lease")), kv_tokens, state_tokens)
+    if matched_tokens < kv_tokens:
+        raise InvalidRequest(f"KV up to {kv_tokens} of {matched_tokens} tokens", param="matched_tokens")
+    return Leased(LeaseId(_name(message.lease, "lease")), kv_tokens, state_tokens, matched_tokens)
 
 
 def pack_get(command: Get) -> pb.GetRequest:
@@ -74,7 +82,6 @@ def pack_get(command: Get) -> pb.GetRequest:
         state=command.state,
         attempt=pack_attempt(command.attempt),
         destination=pack_destination(command.destination),
-        position_tokens=command.position_tokens,
         urgency=command.urgency,
         deadline_ms=milliseconds(command.deadline_s),
     )
@@ -84,6 +91,7 @@ def unpack_get(message: pb.GetRequest) -> Get:
     first, stop = _boundary(message.first_tokens), _boundary(message.stop_tokens)
     if first > stop or (first == stop and not message.state):
         raise InvalidRequest(f"nothing is between {first} and {stop} tokens", param="stop_tokens")
+    _moved(first, stop)
     if message.urgency > MAX_URGENCY:
         raise InvalidRequest(f"urgency {message.urgency}", param="urgency")
     return Get(
@@ -93,7 +101,6 @@ def unpack_get(message: pb.GetRequest) -> Get:
         state=message.state,
         attempt=unpack_attempt(message.attempt),
         destination=unpack_destination(message.destination),
-        position_tokens=_position(message.position_tokens),
         urgency=message.urgency,
         deadline_s=message.deadline_ms / 1000,
     )
@@ -133,7 +140,6 @@ def pack_put(command: Put) -> pb.PutRequest:
         states=command.states,
         unit_checksums=_pack_checksums(command.unit_checksums),
         state_checksums=_pack_checksums(command.state_checksums),
-        position_tokens=command.position_tokens,
         source_node=command.source_node,
         source_region=command.source_region,
         ttl_ms=milliseconds(command.ttl_s),
@@ -156,7 +162,6 @@ def unpack_put(message: pb.PutRequest) -> Put:
         states=states,
         unit_checksums=units,
         state_checksums=_unpack_checksums(message.state_checksums, len(states)),
-        position_tokens=_position(message.position_tokens),
         source_node=NodeId(_name(message.source_node, "source_node")),
         source_region=RegionId(_name(message.source_region, "source_region")),
         ttl_s=message.ttl_ms / 1000,
@@ -178,7 +183,16 @@ def unpack_wanted(message: pb.PutResponse) -> Wanted:
     states = _rising(message.states, stop)
     if first > stop or any(state < first for state in states):
         raise InvalidRequest(f"tokens {first}:{stop} with states at {states}", param="first_tokens")
+    _moved(first, stop)
     return Wanted(first, stop, states, unpack_reserved(message.room))
+
+
+def pack_abandon(command: Abandon) -> pb.AbandonRequest:
+    return pb.AbandonRequest(put=pack_attempt(command.put))
+
+
+def unpack_abandon(message: pb.AbandonRequest) -> Abandon:
+    return Abandon(unpack_attempt(message.put))
 
 
 def pack_await(command: Await) -> pb.AwaitRequest:
@@ -201,8 +215,8 @@ def unpack_watch(message: pb.WatchRequest) -> Watch:
 
 
 def _keys(keys: bytes) -> bytes:
-    if not keys or len(keys) % KEY_BYTES or len(keys) > SEGMENT_UNITS * KEY_BYTES:
-        raise InvalidRequest(f"{len(keys)} bytes are not the keys of a segment", param="keys")
+    if not keys or len(keys) % KEY_BYTES or len(keys) > PROMPT_UNITS * KEY_BYTES:
+        raise InvalidRequest(f"{len(keys)} bytes are not the keys of a prompt", param="keys")
     return keys
 
 
@@ -213,19 +227,18 @@ def _name(name: str, param: str) -> str:
 
 
 def _boundary(tokens: int) -> int:
-    if tokens % HASH_UNIT_TOKENS or tokens > SEGMENT_UNITS * HASH_UNIT_TOKENS:
-        raise InvalidRequest(f"{tokens} tokens are no boundary of a segment", param="tokens")
+    if tokens % HASH_UNIT_TOKENS or tokens > PROMPT_UNITS * HASH_UNIT_TOKENS:
+        raise InvalidRequest(f"{tokens} tokens are no boundary of a prompt", param="tokens")
     return tokens
 
 
-def _position(tokens: int) -> int:
-    if tokens % (SEGMENT_UNITS * HASH_UNIT_TOKENS):
-        raise InvalidRequest(f"no segment begins at {tokens} tokens", param="position_tokens")
-    return tokens
+def _moved(first: int, stop: int) -> None:
+    if stop - first > TRANSFER_TOKENS:
+        raise InvalidRequest(f"tokens {first}:{stop} are more than one transfer moves", param="stop_tokens")
 
 
 def _rising(boundaries: Sequence[int], stop: int) -> tuple[int, ...]:
-    if len(boundaries) > SEGMENT_UNITS or list(boundaries) != sorted({_boundary(each) for each in boundaries}):
+    if len(boundaries) > PROMPT_UNITS or list(boundaries) != sorted({_boundary(each) for each in boundaries}):
         raise InvalidRequest("boundaries that do not rise", param="states")
     if boundaries and not 0 < boundaries[0] <= boundaries[-1] <= stop:
         raise InvalidRequest(f"a state outside of {stop} tokens", param="states")

@@ -11,11 +11,12 @@ from prfaas.cluster import Incarnation, Namespace
 from prfaas.errors import InvalidRequest
 from prfaas.kvcache.feed import Changes, Heartbeat, SnapshotBegin, SnapshotChunk, SnapshotEnd, Update
 from prfaas.kvcache.hashing import KEY_BYTES
+from prfaas.kvcache.placement import PROMPT_UNITS
 from prfaas.kvcache.prefix import Change, ChangeKind
-from prfaas.kvcache.segments import SEGMENT_UNITS
 from prfaas.rpc.v1 import cache_pb2 as pb
 
-MAX_UPDATE_BYTES = 256 << 10
+#: The keys of the longest prompt are 256 KiB.
+MAX_UPDATE_BYTES = 320 << 10
 
 _KINDS = {
     ChangeKind.KV_ADDED: pb.INDEX_CHANGE_KIND_KV_ADDED,
@@ -80,7 +81,7 @@ def _unpack_changes(messages: Iterable[pb.IndexChange]) -> tuple[Change, ...]:
     for message in messages:
         kind = _FROM_WIRE.get(message.kind)
         keys = before[: message.shared_units * KEY_BYTES] + message.keys
-        if kind is None or not keys or len(keys) % KEY_BYTES or len(keys) > SEGMENT_UNITS * KEY_BYTES:
+        if kind is None or not keys or len(keys) % KEY_BYTES or len(keys) > PROMPT_UNITS * KEY_BYTES:
             raise InvalidRequest("an update with a change that is none", param="changes")
         if message.shared_units * KEY_BYTES > len(before):
             raise InvalidRequest("an update that shares more than there is", param="changes")

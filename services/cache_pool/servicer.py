@@ -66,6 +66,13 @@ class CachePoolServicer(cache_pb2_grpc.CachePoolServicer):
 
         return await _answered(context, answer)
 
+    async def Abandon(self, request: pb.AbandonRequest, context: Context) -> pb.AbandonResponse:  # noqa: N802
+        async def answer() -> pb.AbandonResponse:
+            self._shard.abandon(wire.unpack_abandon(request))
+            return pb.AbandonResponse()
+
+        return await _answered(context, answer)
+
     async def Await(self, request: pb.AwaitRequest, context: Context) -> pb.AwaitResponse:  # noqa: N802
         async def answer() -> pb.AwaitResponse:
             return pb.AwaitResponse(published=await self._shard.awaited(wire.unpack_await(request)))
@@ -110,5 +117,5 @@ async def serve_pool(
 
 
 def _callers(_own: PeerRole) -> dict[str, frozenset[PeerRole]]:
-    asked = dict.fromkeys(("Lease", "Get", "Renew", "Release", "Put", "Await"), WORKERS)
+    asked = dict.fromkeys(("Lease", "Get", "Renew", "Release", "Put", "Abandon", "Await"), WORKERS)
     return {**asked, "Watch": FOLLOWERS}

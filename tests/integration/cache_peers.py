@@ -22,11 +22,11 @@ from prfaas.engine.describe import Description, describe
 from prfaas.errors import TransferFailed
 from prfaas.kvcache.hashing import unit_keys
 from prfaas.kvcache.layout import Extent, Part, TensorKind, Window
-from prfaas.kvcache.segments import unit_ends
+from prfaas.kvcache.placement import unit_ends
 from prfaas.membership.memory import MemoryStore
 from prfaas.membership.server import EmbeddedStoreServer
 from prfaas.node.children import pump_child
-from prfaas.node.pool_client import Fetch, Hit, Offer, PoolClient
+from prfaas.node.pool_client import Fetch, Hit, NoOffer, Offer, PoolClient
 from prfaas.node.pump_client import PumpClient
 from prfaas.node.tenure import Place
 from prfaas.process import end
@@ -35,6 +35,7 @@ from prfaas.rpc.commands import Destination
 from prfaas.rpc.identity import Identity
 from prfaas.stores import open_store
 from prfaas.transfer.pump.messages import Send, Start
+from services.http_client import fetch
 
 LIVENESS_S = 40.0
 GRACE_S = 15.0
@@ -137,17 +138,15 @@ class Peer:
         await until(away)
 
     async def offer(
-        self, prompt: Prompt, position: int, stop: int, states: tuple[int, ...] = (), **checksums: tuple[int, ...]
-    ) -> Offer | None:
+        self, prompt: Prompt, stop: int, states: tuple[int, ...] = (), **checksums: tuple[int, ...]
+    ) -> Offer | NoOffer:
         keys = prompt.keys(self.model)
-        return await self.client.offer(
-            name(), keys, position, stop, states, tenant=prompt.tenant, ttl_s=30.0, **checksums
-        )
+        return await self.client.offer(name(), keys, stop, states, tenant=prompt.tenant, ttl_s=30.0, **checksums)
 
-    async def put(self, prompt: Prompt, position: int, stop: int, states: tuple[int, ...] = ()) -> bool:
+    async def put(self, prompt: Prompt, stop: int, states: tuple[int, ...] = ()) -> bool:
         """Whether all of it is in the cache now."""
-        offer = await self.offer(prompt, position, stop, states)
-        if offer is None:
+        offer = await self.offer(prompt, stop, states)
+        if isinstance(offer, NoOffer):
             return False
         await self.send(prompt, offer)
         return await self.client.published(offer, LIVENESS_S)
@@ -294,3 +293,33 @@ async def cache_world(model_dir: Path) -> AsyncIterator[CacheWorld]:
         await store.start()
         stack.push_async_callback(store.stop)
         yield CacheWorld(model_dir, stack, store)
+
+
+async def metric(port: int, series: str) -> float:
+    """A series of the /metrics at a port; 0 when it is not there."""
+    _, body = await asyncio.to_thread(fetch, f"http://127.0.0.1:{port}/metrics")
+    return sum(float(line.split()[1]) for line in body.splitlines() if line.startswith(series))
+
+
+async def written(port: int, objects: int) -> None:
+    """Until the tier below has so many."""
+
+    async def all_there() -> bool:
+        return await metric(port, 'prfaas_pool_store_writes_total{outcome="written"}') >= objects
+
+    await until(all_there)
+
+
+async def comes_back(started: ShardProcess, *peers: Peer) -> None:
+    """Until the shard's new life is in the cluster."""
+    for peer in peers:
+        await peer.sees(SHARD, int(started.serving["incarnation"], 16))
+
+
+async def found(peer: Peer, prompt: Prompt, *, joint: bool) -> int:
+    """How much of it is there, having been brought and compared."""
+    hit = await peer.match(prompt, joint=joint)
+    if not hit.kv_tokens or not await peer.get(prompt, hit, state=joint):
+        return 0
+    await peer.client.release(hit)
+    return hit.kv_tokens

@@ -15,8 +15,8 @@ import pytest
 from prfaas.cluster import ClusterView, Incarnation, Namespace, Node, NodeId, NodeKind, Pool, RegionId, Role
 from prfaas.kvcache.feed import Copy
 from prfaas.kvcache.hashing import HASH_UNIT_TOKENS, unit_keys
+from prfaas.kvcache.placement import shard_of
 from prfaas.kvcache.prefix import Change, ChangeKind
-from prfaas.kvcache.segments import SEGMENT_TOKENS, segments, shard_of
 from prfaas.live.pools import CachePools
 from prfaas.node.pool_feed import Feed
 from prfaas.request import NO_MATCHES, Match, Request, RequestId, Sampling
@@ -165,7 +165,7 @@ async def following(*shards: Shard, own: Identity | None = None) -> AsyncIterato
 
 
 def cached(request: Request, tokens: int, state: int = 0) -> list[Change]:
-    """What a shard tells that holds so much of a prompt's only segment."""
+    """What a shard tells that holds so much of a prompt."""
     keys = unit_keys(request.prompt, NS, SALT)
     told = [Change(ChangeKind.KV_ADDED, keys[: tokens // HASH_UNIT_TOKENS * 16])]
     return told + ([Change(ChangeKind.STATE_ADDED, keys[: state // HASH_UNIT_TOKENS * 16])] if state else [])
@@ -187,21 +187,21 @@ async def test_what_a_shard_holds_is_found_and_followed():
             assert list(await router.caches.matches(other)) == ["p0"]
 
 
-async def test_a_prompt_is_found_over_all_its_segments_and_shards():
-    """Each segment where it belongs, from the first on; what a missing one is followed by is of no use."""
-    request = a_prompt(5 * SEGMENT_TOKENS)
+async def test_a_prompt_is_looked_for_where_it_belongs():
+    """However long it is; what another shard has of it, as from before there were two, is of no use."""
+    request = a_prompt(40_960)
     keys = unit_keys(request.prompt, NS, SALT)
     async with serving(Shard("c0")) as c0, serving(Shard("c1")) as c1:
         shards = {c0.pool.id: c0, c1.pool.id: c1}
-        pieces = [(shards[shard_of(segment, list(shards))], segment) for _, segment in segments(keys)]
-        assert {shard.name for shard, _ in pieces} == {"c0", "c1"}, "choose another prompt"
+        right = shards.pop(shard_of(keys, list(shards)))
+        [wrong] = shards.values()
         async with following(c0, c1) as router:
-            for shard, segment in pieces[:3] + pieces[4:]:
-                shard.hold(Change(ChangeKind.KV_ADDED, segment), Change(ChangeKind.STATE_ADDED, segment))
-            await router.finds(request, Match(3 * SEGMENT_TOKENS, 3 * SEGMENT_TOKENS))
-            pieces[3][0].hold(Change(ChangeKind.KV_ADDED, pieces[3][1]))
+            wrong.hold(Change(ChangeKind.KV_ADDED, keys), Change(ChangeKind.STATE_ADDED, keys[: 16 * 256]))
+            right.hold(Change(ChangeKind.KV_ADDED, keys[: 16 * 384]), Change(ChangeKind.STATE_ADDED, keys[: 16 * 128]))
+            await router.finds(request, Match(8192, 24_576))
+            right.hold(Change(ChangeKind.KV_ADDED, keys), Change(ChangeKind.STATE_ADDED, keys))
             # The last token is never taken from a cache, and so neither is the state behind it.
-            await router.finds(request, Match(3 * SEGMENT_TOKENS, 5 * SEGMENT_TOKENS - 1))
+            await router.finds(request, Match(8192, 40_959))
 
 
 async def test_field_I4_a_lost_message_costs_a_snapshot_and_no_wrong_match():
@@ -283,16 +283,16 @@ async def test_field_I8_a_large_index_comes_in_bounded_messages_and_a_larger_mes
 
     async with serving(Shard("c0")) as shard:
         for first in range(400):
-            segment = unit_keys(a_prompt(SEGMENT_TOKENS, first=first).prompt, NS, SALT)
-            shard.log.append(Change(ChangeKind.KV_ADDED, segment))
+            keys = unit_keys(a_prompt(8192, first=first).prompt, NS, SALT)
+            shard.log.append(Change(ChangeKind.KV_ADDED, keys))
         shard.log.extend(cached(request, 640))
         shard.tamper = weigh
         async with following(shard) as router:
-            await router.finds(a_prompt(SEGMENT_TOKENS, first=399), Match(0, SEGMENT_TOKENS - 1))
+            await router.finds(a_prompt(8192, first=399), Match(0, 8191))
             assert sum(sizes) > 400 * 128 * 16
             assert max(sizes) <= 256 << 10
             huge = pb.Update(incarnation=1, seq=0)
-            huge.snapshot_begin.namespace = "x" * (300 << 10)
+            huge.snapshot_begin.namespace = "x" * (400 << 10)
             shard.tamper = lambda message: huge
             await router.until(lambda: router.caches.stale["malformed"] > 0)
             assert await router.match(request) == Match()

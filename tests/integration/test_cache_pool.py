@@ -14,16 +14,19 @@ import grpc
 import psutil
 import pytest
 
+from prfaas.blockstore.directory import folder_of
+from prfaas.blockstore.envelope import seal, tag_of
 from prfaas.cluster import Budget, ClusterView, RegionId
 from prfaas.config import CacheConfig
 from prfaas.engine.cost_model import write_config
 from prfaas.errors import PrfaasError, TransferFailed
 from prfaas.kvcache.feed import Changes, Heartbeat, SnapshotBegin, SnapshotChunk, SnapshotEnd, Update
+from prfaas.kvcache.hashing import KEY_BYTES
 from prfaas.kvcache.prefix import Change, ChangeKind
 from prfaas.membership.budgets import BudgetWriter
 from prfaas.membership.follow import ClusterFollower
 from prfaas.membership.store import Store
-from prfaas.node.pool_client import Hit
+from prfaas.node.pool_client import Hit, NoOffer, Offer
 from prfaas.rpc import cache_translate
 from prfaas.rpc.cache import Watch
 from prfaas.rpc.cache_updates import unpack_update
@@ -32,7 +35,6 @@ from prfaas.rpc.v1 import cache_pb2
 from prfaas.rpc.v1.cache_pb2_grpc import CachePoolStub
 from prfaas.security import PeerRole
 from services.certificates import pem_files, write_all
-from services.http_client import fetch
 from services.local_cluster import free_ports
 from tests.integration.cache_peers import (
     LIVENESS_S,
@@ -41,10 +43,13 @@ from tests.integration.cache_peers import (
     CacheWorld,
     Peer,
     Prompt,
-    ShardProcess,
     cache_world,
+    comes_back,
+    found,
+    metric,
     open_store_of,
     until,
+    written,
 )
 
 A = Prompt(640)
@@ -75,12 +80,6 @@ async def pair(world: CacheWorld) -> tuple[Peer, Peer]:
     return writer, reader
 
 
-async def metric(started: ShardProcess, port: int, series: str) -> float:
-    """A series of the shard's /metrics; 0 when it is not there."""
-    _, body = await asyncio.to_thread(fetch, f"http://127.0.0.1:{port}/metrics")
-    return sum(float(line.split()[1]) for line in body.splitlines() if line.startswith(series))
-
-
 async def negated(answer: Awaitable[bool]) -> bool:
     return not await answer
 
@@ -93,8 +92,8 @@ async def test_what_one_node_puts_another_gets(world: CacheWorld):
     await world.shard()
     writer, reader = await pair(world)
     assert not (await reader.match(A, joint=False)).kv_tokens
-    assert await writer.put(A, 0, 512, (512,))
-    assert await writer.put(A, 0, 640)
+    assert await writer.put(A, 512, (512,))
+    assert await writer.put(A, 640)
     kv, joint = await reader.match(A, joint=False), await reader.match(A, joint=True)
     assert (kv.kv_tokens, joint.kv_tokens, joint.state_tokens) == (640, 512, 512)
     assert await reader.get(A, kv)
@@ -106,18 +105,18 @@ async def test_what_is_there_is_not_sent_again(world: CacheWorld):
     """A prompt that goes on from a known one leaves only what is new, and so does a state on known KV."""
     await world.shard()
     writer, _ = await pair(world)
-    assert await writer.put(A, 0, 256)
-    offer = await writer.offer(A, 0, 640)
-    assert offer is not None and (offer.extent.first, offer.extent.stop) == (256, 640)
+    assert await writer.put(A, 256)
+    offer = await writer.offer(A, 640)
+    assert isinstance(offer, Offer) and (offer.extent.first, offer.extent.stop) == (256, 640)
     await writer.send(A, offer)
     assert await writer.client.published(offer, LIVENESS_S)
-    assert await writer.offer(A, 0, 640) is None
-    state = await writer.offer(A, 0, 640, (640,))
-    assert state is not None and state.extent.states == (640,) and state.extent.first == state.extent.stop
+    assert await writer.offer(A, 640) is NoOffer.KNOWN
+    state = await writer.offer(A, 640, (640,))
+    assert isinstance(state, Offer) and state.extent.states == (640,) and state.extent.first == state.extent.stop
 
 
-async def test_a_long_prompt_is_spread_over_the_shards_and_put_together_again(world: CacheWorld):
-    """A segment lives on one shard; a hole in the chain ends the match there."""
+async def test_a_long_prompt_is_one_tree_on_one_shard_and_moves_in_pieces(world: CacheWorld):
+    """Each put and each get moves 8192 tokens at most; a piece counts only with all before it (R22)."""
     for number in range(3):
         await world.shard(shard=f"pool-{number}")
     writer, reader = await world.peer("w0"), await world.peer("w1")
@@ -125,20 +124,32 @@ async def test_a_long_prompt_is_spread_over_the_shards_and_put_together_again(wo
         for number in range(3):
             await each.sees(f"pool-{number}")
     long = Prompt(3 * 8192 + 640)
-    assert await writer.put(long, 0, 8192)
-    assert await writer.put(long, 16384, 24576)
+    first = await writer.offer(long, long.tokens)
+    assert isinstance(first, Offer) and (first.extent.first, first.extent.stop) == (0, 8192)
+    second = await reader.offer(long, 16384, (16384,))
+    assert isinstance(second, Offer) and (second.extent.first, second.extent.stop) == (8192, 16384)
+    await reader.send(long, second)
     hole = await reader.match(long, joint=False)
-    assert hole.kv_tokens == 8192
-    assert await writer.put(long, 8192, 16384, (16384,))
-    assert await writer.put(long, 24576, 24576 + 640)
+    assert hole == Hit(), "its beginning is not there yet"
+    await writer.send(long, first)
+    assert await writer.client.published(first, LIVENESS_S)
+    assert await reader.client.published(second, LIVENESS_S)
+    assert await writer.put(long, 24576)
+    assert await writer.put(long, 24576 + 640)
     hit = await reader.match(long, joint=False)
-    assert hit.kv_tokens == long.tokens and len({each.shard for each in hit.leased}) > 1
+    assert hit.kv_tokens == long.tokens
+    fetches = hit.fetches(64, hit.kv_tokens, state=False)
+    assert [(each.extent.first, each.extent.stop) for each in fetches] == [
+        (64, 8192),
+        (8192, 16384),
+        (16384, 24576),
+        (24576, long.tokens),
+    ]
     assert await reader.get(long, hit)
-    # The only state is at the end of a segment that is not the last one.
     joint = await reader.match(long, joint=True)
-    assert joint.kv_tokens == joint.state_tokens == 16384
+    assert (joint.kv_tokens, joint.state_tokens, joint.matched_tokens) == (16384, 16384, long.tokens)
     assert await reader.get(long, joint, state=True)
-    for each in (hole, hit, joint):
+    for each in (hit, joint):
         assert await reader.client.release(each)
 
 
@@ -147,12 +158,91 @@ async def test_two_tenants_share_nothing(world: CacheWorld):
     await world.shard()
     writer, reader = await pair(world)
     other = Prompt(A.tokens, salt=b"another", tenant="u")
-    assert await writer.put(A, 0, 640, (640,))
+    assert await writer.put(A, 640, (640,))
     assert not (await reader.match(other, joint=False)).kv_tokens
-    assert await reader.put(other, 0, 640, (640,))
+    assert await reader.put(other, 640, (640,))
     for each in (A, other):
         hit = await writer.match(each, joint=True)
         assert hit.kv_tokens == 640 and await writer.get(each, hit, state=True)
+
+
+async def test_a_look_up_is_one_question(world: CacheWorld, free_port: int):
+    """One lease says how far the KV reaches and pins the last state, however long the prompt is and wherever that
+    is."""
+    await world.shard("--metrics-port", str(free_port))
+    writer, reader = await pair(world)
+    long = Prompt(2 * 8192 + 640)
+
+    async def leases(prompt: Prompt) -> tuple[int, int, int]:
+        """That a look-up has taken, and what it found."""
+        before = await metric(free_port, "prfaas_pool_lookups_total")
+        hit = await reader.match(prompt, joint=True)
+        await reader.client.release(hit)
+        asked = await metric(free_port, "prfaas_pool_lookups_total") - before
+        return int(asked), hit.state_tokens, hit.matched_tokens
+
+    assert await writer.put(long, 8192, (8192,))
+    assert await leases(Prompt(640)) == (1, 0, 640)
+    assert await leases(long) == (1, 8192, 8192)
+    assert await writer.put(long, 16384)
+    assert await leases(long) == (1, 8192, 16384)
+    assert await writer.put(long, 16384 + 512, (16384 + 512,))
+    assert await writer.put(long, 16384 + 640)
+    assert await leases(long) == (1, 16384 + 512, 16384 + 640)
+    assert not reader.client._held
+
+
+async def test_what_is_offered_and_not_sent_can_be_put_by_others_at_once(world: CacheWorld, free_port: int):
+    """Long before its time is over; and what has come stays, whatever is said of it afterwards."""
+    await world.shard("--metrics-port", str(free_port))
+    writer, reader = await pair(world)
+    left = await writer.offer(A, 640)
+    assert isinstance(left, Offer)
+    assert await reader.offer(A, 640) is NoOffer.KNOWN
+    for _ in range(2):
+        writer.client.abandon(left)
+
+    async def open_to_others() -> bool:
+        return await reader.put(A, 640)
+
+    await until(open_to_others)
+    assert await metric(free_port, 'prfaas_pool_puts_total{outcome="abandoned"}') == 1
+    assert not await writer.client.published(left, LIVENESS_S)
+    with pytest.raises(TransferFailed):
+        await writer.send(A, left)
+    other = Prompt(640, number=1)
+    sent = await writer.offer(other, 640)
+    assert isinstance(sent, Offer)
+    await writer.send(other, sent)
+    assert await writer.client.published(sent, LIVENESS_S)
+    await writer.client._abandon(writer.client.shards()[SHARD], sent.put)
+    assert await found(reader, other, joint=False) == 640
+    assert not writer.client.failures
+
+
+async def test_a_refusal_is_told_from_what_is_known(world: CacheWorld, free_port: int):
+    """A shard without room for it, one that has it, and none."""
+    await world.shard("--metrics-port", str(free_port), "--memory-bytes", str(1 << 18))
+    writer, _ = await pair(world)
+    assert await writer.put(A, 640)
+    assert await writer.offer(A, 640) is NoOffer.KNOWN
+    big = Prompt(8192, number=1)
+    assert await writer.offer(big, 8192) is NoOffer.REFUSED
+    assert await metric(free_port, 'prfaas_pool_puts_total{outcome="quota"}') == 1
+
+
+async def test_objects_are_counted_wherever_they_are(world: CacheWorld, tmp_path: Path, free_port: int):
+    """By kind, in memory alone or with a tier below."""
+    for options in (["--metrics-port", str(free_port)], disk(tmp_path, free_port)):
+        shard = await world.shard(*options)
+        writer = await world.peer("w0")
+        await comes_back(shard, writer)
+        assert await writer.put(A, 640, (640,))
+        for series in ("objects", "resident_objects"):
+            counted = [await metric(free_port, f'prfaas_pool_{series}{{kind="{kind}"}}') for kind in ("kv", "state")]
+            assert counted == [10, 1]
+        shard.process.terminate()
+        assert await shard.exit_code() == 0
 
 
 # ---- leases -------------------------------------------------------------------
@@ -165,7 +255,7 @@ async def test_a_read_under_a_lease_that_has_ended_is_a_failed_read(world: Cache
     hasty = await world.peer("w1", settings=CacheConfig(lookup_timeout_s=5.0, lease_ttl_s=0.3))
     for each in (writer, hasty):
         await each.sees(SHARD)
-    assert await writer.put(A, 0, 640)
+    assert await writer.put(A, 640)
     held = await hasty.match(A, joint=False)
     await asyncio.sleep(1.0)
     assert await hasty.get(A, held), "who renews holds"
@@ -178,24 +268,17 @@ async def test_room_for_a_put_that_never_comes_is_free_again(world: CacheWorld):
     """R16: it ends by its time, and whoever sends after that is refused; then the same can be put again."""
     await world.shard("--put-ttl-s", "0.5")
     writer, reader = await pair(world)
-    late = await writer.offer(A, 0, 640)
-    assert late is not None
+    late = await writer.offer(A, 640)
+    assert isinstance(late, Offer)
     assert not await writer.client.published(late, LIVENESS_S)
     with pytest.raises(TransferFailed):
         await writer.send(A, late)
-    assert await writer.put(A, 0, 640)
+    assert await writer.put(A, 640)
     hit = await reader.match(A, joint=False)
     assert hit.kv_tokens == 640 and await reader.get(A, hit)
 
 
 # ---- the tier below -----------------------------------------------------------
-
-
-async def written(started: ShardProcess, port: int, objects: int) -> None:
-    async def all_there() -> bool:
-        return await metric(started, port, 'prfaas_pool_store_writes_total{outcome="written"}') >= objects
-
-    await until(all_there)
 
 
 def disk(tmp_path: Path, port: int, **more: str) -> list[str]:
@@ -208,8 +291,8 @@ async def test_a_shard_that_was_killed_finds_again_what_it_had(world: CacheWorld
     options = disk(tmp_path, free_port)
     first = await world.shard(*options)
     writer, reader = await pair(world)
-    assert await writer.put(A, 0, 640, (640,))
-    await written(first, free_port, 11)
+    assert await writer.put(A, 640, (640,))
+    await written(free_port, 11)
     await first.kill()
     again = await world.shard(*options)
     assert again.serving["recovered"] == 11
@@ -217,28 +300,13 @@ async def test_a_shard_that_was_killed_finds_again_what_it_had(world: CacheWorld
     assert await found(reader, A, joint=True) == 640
 
 
-async def comes_back(started: ShardProcess, *peers: Peer) -> None:
-    """Until the shard's new life is in the cluster."""
-    for peer in peers:
-        await peer.sees(SHARD, int(started.serving["incarnation"], 16))
-
-
-async def found(peer: Peer, prompt: Prompt, *, joint: bool) -> int:
-    """How much of it is there, having been brought and compared."""
-    hit = await peer.match(prompt, joint=joint)
-    if not hit.kv_tokens or not await peer.get(prompt, hit, state=joint):
-        return 0
-    await peer.client.release(hit)
-    return hit.kv_tokens
-
-
 async def test_flipped_bytes_on_the_disk_are_never_served(world: CacheWorld, tmp_path: Path, free_port: int):
     """A damaged object is as if it had never been, and so is what stands on it; the rest is served."""
     options = disk(tmp_path, free_port)
     first = await world.shard(*options)
     writer, reader = await pair(world)
-    assert await writer.put(A, 0, 640)
-    await written(first, free_port, 10)
+    assert await writer.put(A, 640)
+    await written(free_port, 10)
     await first.kill()
     files = [path for path in (tmp_path / "tier").glob("[0-9a-f][0-9a-f]/*") if path.is_file()]
     assert len(files) == 10
@@ -253,8 +321,9 @@ async def test_flipped_bytes_on_the_disk_are_never_served(world: CacheWorld, tmp
                 break
             await reader.client.release(hit)
     assert hit.kv_tokens < 640
-    assert await writer.put(A, 0, 640)
+    assert await writer.put(A, 640)
     assert await found(reader, A, joint=False) == 640
+    assert await metric(free_port, "prfaas_pool_store_damaged_total") >= 1
 
 
 @contextlib.contextmanager
@@ -272,25 +341,25 @@ def small_disk(folder: Path) -> Iterator[None]:
 async def test_a_full_disk_costs_what_is_below_memory_only(world: CacheWorld, tmp_path: Path, free_port: int):
     """What does not fit stays in memory, and is served from there."""
     with small_disk(tmp_path / "tier"):
-        started = await world.shard(*disk(tmp_path, free_port))
+        await world.shard(*disk(tmp_path, free_port))
         writer, reader = await pair(world)
         prompts = [Prompt(640, number=number) for number in range(40)]  # of 22 KiB each, in files of a page at least
         for each in prompts:
-            assert await writer.put(each, 0, 640)
+            assert await writer.put(each, 640)
         assert [await found(reader, each, joint=False) for each in prompts] == [640] * 40
-        assert await metric(started, free_port, 'prfaas_pool_store_writes_total{outcome="full"}')
+        assert await metric(free_port, 'prfaas_pool_store_writes_total{outcome="full"}')
 
 
 async def test_more_than_memory_holds_comes_back_from_the_disk(world: CacheWorld, tmp_path: Path, free_port: int):
     """Memory drops what the disk has; a get brings it back."""
-    started = await world.shard(*disk(tmp_path, free_port, memory_bytes=str(1 << 18)))
+    await world.shard(*disk(tmp_path, free_port, memory_bytes=str(1 << 18)))
     writer, reader = await pair(world)
     prompts = [Prompt(1024, number=number) for number in range(16)]  # a quarter of memory each
     for number, each in enumerate(prompts):
-        await until(partial(writer.put, each, 0, 1024))
-        await written(started, free_port, 16 * (number + 1))
+        await until(partial(writer.put, each, 1024))
+        await written(free_port, 16 * (number + 1))
     assert [await found(reader, each, joint=False) for each in prompts] == [1024] * 16
-    assert await metric(started, free_port, 'prfaas_pool_store_reads_total{outcome="read"}') > 16
+    assert await metric(free_port, 'prfaas_pool_store_reads_total{outcome="read"}') > 16
 
 
 async def test_killed_in_the_middle_of_puts_and_gets_it_serves_nothing_wrong(
@@ -308,7 +377,7 @@ async def test_killed_in_the_middle_of_puts_and_gets_it_serves_nothing_wrong(
         while not stop.is_set():
             for each in prompts:
                 with contextlib.suppress(PrfaasError):
-                    await writer.put(each, 0, 512, (512,))
+                    await writer.put(each, 512, (512,))
             await asyncio.sleep(0.01)
 
     async def read() -> None:
@@ -392,17 +461,17 @@ async def test_a_router_follows_the_index_over_restarts(world: CacheWorld, tmp_p
     async with aclosing(Follower(shard.serving["rpc"])) as first:
         assert not await first.until_heard()
         assert isinstance(first.updates[0].kind, SnapshotBegin) and isinstance(first.updates[1].kind, SnapshotEnd)
-        assert await writer.put(A, 0, 256, (256,))
+        assert await writer.put(A, 256, (256,))
         told = await first.until_heard()
         known = first.updates[-1]
     assert set(told) == {Change(ChangeKind.KV_ADDED, keys[:64]), Change(ChangeKind.STATE_ADDED, keys[:64])}
-    assert await writer.put(A, 0, 640)
+    assert await writer.put(A, 640)
     async with aclosing(Follower(shard.serving["rpc"], known)) as second:
         assert await second.until_heard() == [Change(ChangeKind.KV_ADDED, keys)]
         assert all(isinstance(each.kind, Changes | Heartbeat) for each in second.updates)
         assert [each.seq for each in second.updates if isinstance(each.kind, Changes)] == [known.seq + 1]
         latest = second.updates[-1]
-    await written(shard, free_port, 11)
+    await written(free_port, 11)
     await shard.kill()
     again = await world.shard(*options)
     async with aclosing(Follower(again.serving["rpc"], latest)) as third:
@@ -419,7 +488,7 @@ async def test_sigterm_leaves_the_cluster_and_ends_what_follows(world: CacheWorl
     """It is gone from the cluster before it is gone, and ends with 0."""
     shard = await world.shard()
     writer, reader = await pair(world)
-    assert await writer.put(A, 0, 640)
+    assert await writer.put(A, 640)
     async with aclosing(Follower(shard.serving["rpc"])) as follower:
         await follower.until_heard()
         shard.process.terminate()
@@ -443,7 +512,7 @@ async def test_without_any_shard_there_is_no_cache_and_no_failure(world: CacheWo
     """Nothing to ask is not an error."""
     peer = await world.peer("w0", RegionId("elsewhere"))
     assert not (await peer.match(A, joint=True)).kv_tokens
-    assert await peer.offer(A, 0, 640) is None
+    assert await peer.offer(A, 640) is NoOffer.FAILED
     assert not peer.client.failures
 
 
@@ -486,7 +555,7 @@ async def test_a_lease_that_ends_during_the_read_fails_it(world: CacheWorld):
     await writer.sees(SHARD)
     await far.sees(SHARD, region=REGION)
     long = Prompt(8192)
-    assert await writer.put(long, 0, 8192)
+    assert await writer.put(long, 8192)
     hit = await far.match(long, joint=False, region=REGION)
     store = open_store_of(world.store)
     try:
@@ -518,7 +587,7 @@ async def test_workers_read_and_write_and_routers_follow(world: CacheWorld, tmp_
     reader = await world.peer("w1", identity=identity(PeerRole.DECODE_WORKER))
     for each in (writer, reader):
         await each.sees(SHARD)
-    assert await writer.put(A, 0, 640)
+    assert await writer.put(A, 640)
     assert await found(reader, A, joint=False) == 640
     heard = dict[PeerRole, grpc.StatusCode | None]()
     for role in (PeerRole.ROUTER, PeerRole.DECODE_WORKER, PeerRole.STORE):
@@ -551,16 +620,39 @@ async def said(answer: Awaitable[Any]) -> grpc.StatusCode | None:
 
 async def test_other_content_under_the_same_key_raises_the_alarm(world: CacheWorld, free_port: int):
     """R14: what is there stays, whoever says that it should be something else."""
-    shard = await world.shard("--metrics-port", str(free_port))
+    await world.shard("--metrics-port", str(free_port))
     writer, reader = await pair(world)
-    first = await writer.offer(A, 0, 640, unit_checksums=tuple(range(10)))
-    assert first is not None
+    first = await writer.offer(A, 640, unit_checksums=tuple(range(10)))
+    assert isinstance(first, Offer)
     await writer.send(A, first)
     assert await writer.client.published(first, LIVENESS_S)
-    assert await reader.offer(A, 0, 640, unit_checksums=tuple(range(10))) is None
-    assert await metric(shard, free_port, "prfaas_pool_integrity_alarms_total") == 0
-    assert await reader.offer(A, 0, 640, unit_checksums=(0, 1, 99, *range(3, 10))) is None
-    assert await metric(shard, free_port, "prfaas_pool_integrity_alarms_total") == 1
+    assert await reader.offer(A, 640, unit_checksums=tuple(range(10))) is NoOffer.KNOWN
+    assert await metric(free_port, "prfaas_pool_integrity_alarms_total") == 0
+    assert await reader.offer(A, 640, unit_checksums=(0, 1, 99, *range(3, 10))) is NoOffer.KNOWN
+    assert await metric(free_port, "prfaas_pool_integrity_alarms_total") == 1
+    assert await found(reader, A, joint=False) == 640
+
+
+async def test_other_content_on_the_disk_under_the_same_key_raises_the_alarm(
+    world: CacheWorld, tmp_path: Path, free_port: int
+):
+    """R14: the file stays as it is, which is no failure of the disk; what came is served from memory."""
+    await world.shard(*disk(tmp_path, free_port))
+    writer, reader = await pair(world)
+    unit = A.keys(world.model)[:KEY_BYTES]
+    key, data = b"k" + unit, b"other"
+    file = tmp_path / "tier" / folder_of(key) / key.hex()
+    whole = seal(tag_of(world.model.namespace), key, unit, memoryview(data)) + data
+    file.write_bytes(whole)
+    assert await writer.put(A, 640)
+
+    async def refused() -> bool:
+        return await metric(free_port, 'prfaas_pool_store_writes_total{outcome="conflict"}') == 1
+
+    await until(refused)
+    assert await metric(free_port, "prfaas_pool_integrity_alarms_total") == 1
+    assert not await metric(free_port, 'prfaas_pool_store_writes_total{outcome="failed"}')
+    assert file.read_bytes() == whole
     assert await found(reader, A, joint=False) == 640
 
 
@@ -570,7 +662,7 @@ async def test_what_goes_to_another_region_is_reported_and_kept_to_its_budget(wo
     writer, far = await world.peer("w0"), await world.peer("far", RegionId("a"))
     await writer.sees(SHARD)
     long = Prompt(8192)
-    assert await writer.put(long, 0, 8192)
+    assert await writer.put(long, 8192)
     store = open_store_of(world.store)
     follower = ClusterFollower(store, "default", RegionId("a"))
     following = asyncio.ensure_future(follower.run())

@@ -21,7 +21,8 @@ from prfaas.node.cache_plan import whole_units
 from prfaas.node.worker import Worker
 from prfaas.request import AttemptId, RequestId, Sampling
 from prfaas.rpc.commands import Cancel, Decode, Destination, Failed, Prefill, PrefillDone, Reserve, Reserved, Tokens
-from tests.integration.cache_peers import CacheWorld, cache_world, open_store_of, until
+from services.local_cluster import free_ports
+from tests.integration.cache_peers import CacheWorld, cache_world, metric, open_store_of, until
 from tests.integration.kv_pumps import Line
 from tests.integration.test_worker import (
     ELSEWHERE,
@@ -229,9 +230,9 @@ async def test_only_what_is_missing_crosses(world: CacheWorld):
             await kept(each)
 
 
-async def test_a_long_prompt_is_kept_in_segments(quick: CacheWorld):
-    """Over several shards, with a state every 8192 tokens. A prompt that leaves it elsewhere goes on from the last of
-    these, and leaves a state where it left, from which the next such prompt goes on (R6)."""
+async def test_a_long_prompt_is_kept_in_pieces(quick: CacheWorld):
+    """On one of several shards, with a state every 8192 tokens. A prompt that leaves it elsewhere goes on from the last
+    of these, and leaves a state where it left, from which the next such prompt goes on (R6)."""
     for number in range(2):
         await quick.shard(shard=f"pool-{number}")
     async with cached_worker(quick) as worker:
@@ -250,6 +251,22 @@ async def test_a_long_prompt_is_kept_in_segments(quick: CacheWorld):
             _, expected = await served_here(worker, prompt, use_cache=False)
             assert tokens == expected
             await kept(worker)
+
+
+async def test_one_question_finds_prefix_and_junction(world: CacheWorld):
+    """A short prompt costs one look-up, which tells where to resume and where the prompt leaves what is known (R6)."""
+    [port] = free_ports(1)
+    await world.shard("--metrics-port", str(port))
+    async with cached_worker(world) as worker:
+        await sees_pool(worker, "b")
+        await served_here(worker, ids(600))
+        await kept(worker)
+        for cached in (0, 384):
+            before = await metric(port, "prfaas_pool_lookups_total")
+            done, _ = await served_here(worker, ids(400)[: 400 * 4] + ids(300, seed=cached + 1))
+            await kept(worker)
+            assert done.cached_tokens == cached
+            assert await metric(port, "prfaas_pool_lookups_total") == before + 1
 
 
 async def test_tenants_share_nothing(quick: CacheWorld):
@@ -317,15 +334,20 @@ async def test_without_its_pool_a_worker_serves_on(quick: CacheWorld, how: signa
         await sees_pool(worker, "b")
         _, expected = await served_here(worker, ids(600))
         await kept(worker)
+        known = worker.cache_books.puts["known"]
         shard.process.send_signal(how)
         try:
             for _ in range(3):
                 done, tokens = await served_here(worker, ids(600))
                 assert (done.cached_tokens, done.prefill_tokens, tokens) == (0, 599, expected)
+                await kept(worker)
         finally:
             if how is signal.SIGSTOP:
                 shard.process.send_signal(signal.SIGCONT)
-        await kept(worker)
+        books = worker.cache_books
+        assert books.lookups == {"miss": 1, "failed": 3}, "what was not answered is no miss"
+        assert books.looked_up_tokens == 599
+        assert books.puts["failed"] and (books.puts["known"], books.puts["refused"]) == (known, 0)
 
 
 def replace_settings(**changed: float) -> CacheConfig:
@@ -515,7 +537,7 @@ async def test_without_room_for_it_nothing_is_put_or_brought(quick: CacheWorld):
         await sees_pool(worker, "b")
         _, expected = await served_here(worker, ids(6000))
         await kept(worker)
-    async with cached_worker(quick, pool_bytes=1 << 20) as small:
+    async with cached_worker(quick, pool_bytes=1 << 18) as small:
         await sees_pool(small, "b")
         done, tokens = await served_here(small, ids(6000))
         assert (done.cached_tokens, done.prefill_tokens, tokens) == (0, 5999, expected)
@@ -523,3 +545,41 @@ async def test_without_room_for_it_nothing_is_put_or_brought(quick: CacheWorld):
         await kept(small)
         assert small.cache_books.puts["dropped"] and not small.cache_books.puts["published"]
         assert small.cache_books.gets["failed"] == 1
+        async with cached_worker(quick, ELSEWHERE) as roomy:
+            await sees_pool(roomy, "b")
+            await served_here(roomy, ids(6000, seed=1))
+            await kept(roomy)
+            assert roomy.cache_books.puts["published"], "what was offered in vain keeps others from putting it"
+
+
+async def test_what_an_engine_has_lost_can_be_put_again_at_once(quick: CacheWorld):
+    """The pool made room for it, and is told that it will not come."""
+    await quick.shard()
+    async with cached_worker(quick) as worker:
+        await sees_pool(worker, "b")
+        [pump] = [child for child in psutil.Process().children() if "prfaas.transfer.pump" in child.cmdline()]
+        pump.suspend()  # a put waits for its span
+        try:
+            router, one = Router(worker), attempt()
+            assert isinstance(await router.ask(one, reserve(worker, ids(600))), Reserved)
+            assert isinstance(await router.ask(one, prefill(ids(600))), PrefillDone)
+
+            async def offered() -> bool:
+                return bool(worker._tenures[one].in_pump)
+
+            await until(offered)
+            await worker._engine.cancel(one)
+        finally:
+            pump.resume()
+
+        async def failed() -> bool:
+            return worker.cache_books.puts["failed"] > 0
+
+        await until(failed)
+        router.send(one, Cancel())
+        await kept(worker)
+        await served_here(worker, ids(600))
+        await kept(worker)
+        done, _ = await served_here(worker, ids(600))
+        assert done.cached_tokens == whole_units(599)
+        await kept(worker)

@@ -45,6 +45,12 @@ def test_command_line_beats_environment_beats_file_beats_default(tmp_path: Path)
         ("[kv.advertise]\na = '10.0.0.7:0'\n", "kv.advertise"),
         ("[kv.advertise]\na = '10.0.0.7:99999'\n", "kv.advertise"),
         ("[worker]\nrpc_advertise = 'here'\n", "worker.rpc_advertise"),
+        ("[pool]\nstore = 'disk'\ndisk_dir = 'd'\ndisk_bytes = 1073741823\n", "pool.disk_bytes"),
+        ("[pool]\nstore = 'mooncake'\nmooncake_segment_bytes = 1048576\n", "pool.mooncake_segment_bytes"),
+        (
+            "[pool]\nstore = 'mooncake'\nmooncake_segment_bytes = 0\ndisk_bytes = 1048576\n",
+            "pool.disk_bytes",
+        ),
     ],
 )
 def test_a_mistake_is_refused_with_its_path(tmp_path: Path, text: str, path: str):

@@ -25,55 +25,59 @@ _sym_db = _symbol_database.Default()
 from prfaas.rpc.v1 import worker_pb2 as prfaas_dot_rpc_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19prfaas/rpc/v1/cache.proto\x12\rprfaas.rpc.v1\x1a\x1aprfaas/rpc/v1/worker.proto\"\x84\x01\n\x0cLeaseRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x14\n\x0climit_tokens\x18\x04 \x01(\r\x12\r\n\x05joint\x18\x05 \x01(\x08\x12\x0e\n\x06holder\x18\x06 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x07 \x01(\r\"G\n\rLeaseResponse\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x11\n\tkv_tokens\x18\x02 \x01(\r\x12\x14\n\x0cstate_tokens\x18\x03 \x01(\r\"\xd6\x01\n\nGetRequest\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x14\n\x0c\x66irst_tokens\x18\x02 \x01(\r\x12\x13\n\x0bstop_tokens\x18\x03 \x01(\r\x12\r\n\x05state\x18\x04 \x01(\x08\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x0c\x12/\n\x0b\x64\x65stination\x18\x06 \x01(\x0b\x32\x1a.prfaas.rpc.v1.Destination\x12\x17\n\x0fposition_tokens\x18\x07 \x01(\r\x12\x0f\n\x07urgency\x18\x08 \x01(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\t \x01(\r\"$\n\x0bGetResponse\x12\x15\n\rpayload_bytes\x18\x01 \x01(\x04\"-\n\x0cRenewRequest\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\r\"\x1e\n\rRenewResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\"\x1f\n\x0eReleaseRequest\x12\r\n\x05lease\x18\x01 \x01(\t\" \n\x0fReleaseResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\"\x87\x02\n\nPutRequest\x12\x0b\n\x03put\x18\x01 \x01(\x0c\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12\x13\n\x0bstop_tokens\x18\x05 \x01(\r\x12\x0e\n\x06states\x18\x06 \x03(\r\x12\x16\n\x0eunit_checksums\x18\x07 \x01(\x0c\x12\x17\n\x0fstate_checksums\x18\x08 \x01(\x0c\x12\x17\n\x0fposition_tokens\x18\t \x01(\r\x12\x13\n\x0bsource_node\x18\n \x01(\t\x12\x15\n\rsource_region\x18\x0b \x01(\t\x12\x0e\n\x06ttl_ms\x18\x0c \x01(\r\x12\x10\n\x08unproven\x18\r \x03(\r\"o\n\x0bPutResponse\x12\x14\n\x0c\x66irst_tokens\x18\x01 \x01(\r\x12\x13\n\x0bstop_tokens\x18\x02 \x01(\r\x12\x0e\n\x06states\x18\x03 \x03(\r\x12%\n\x04room\x18\x04 \x01(\x0b\x32\x17.prfaas.rpc.v1.Reserved\"0\n\x0c\x41waitRequest\x12\x0b\n\x03put\x18\x01 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\r\"\"\n\rAwaitResponse\x12\x11\n\tpublished\x18\x01 \x01(\x08\"L\n\x0cWatchRequest\x12\x0e\n\x06router\x18\x01 \x01(\t\x12\x19\n\x11known_incarnation\x18\x02 \x01(\x06\x12\x11\n\tknown_seq\x18\x03 \x01(\x04\"_\n\x0bIndexChange\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x1e.prfaas.rpc.v1.IndexChangeKind\x12\x14\n\x0cshared_units\x18\x02 \x01(\r\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\";\n\x0cIndexChanges\x12+\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x1a.prfaas.rpc.v1.IndexChange\"\"\n\rSnapshotBegin\x12\x11\n\tnamespace\x18\x01 \x01(\t\"L\n\rSnapshotChunk\x12\x0e\n\x06number\x18\x01 \x01(\r\x12+\n\x07\x63hanges\x18\x02 \x03(\x0b\x32\x1a.prfaas.rpc.v1.IndexChange\"\x1d\n\x0bSnapshotEnd\x12\x0e\n\x06\x63hunks\x18\x01 \x01(\r\"\x0b\n\tHeartbeat\"\xc7\x02\n\x06Update\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x10\n\x08snapshot\x18\x03 \x01(\r\x12\x36\n\x0esnapshot_begin\x18\x04 \x01(\x0b\x32\x1c.prfaas.rpc.v1.SnapshotBeginH\x00\x12\x36\n\x0esnapshot_chunk\x18\x05 \x01(\x0b\x32\x1c.prfaas.rpc.v1.SnapshotChunkH\x00\x12\x32\n\x0csnapshot_end\x18\x06 \x01(\x0b\x32\x1a.prfaas.rpc.v1.SnapshotEndH\x00\x12.\n\x07\x63hanges\x18\x07 \x01(\x0b\x32\x1b.prfaas.rpc.v1.IndexChangesH\x00\x12-\n\theartbeat\x18\x08 \x01(\x0b\x32\x18.prfaas.rpc.v1.HeartbeatH\x00\x42\x06\n\x04kind*\xbe\x01\n\x0fIndexChangeKind\x12!\n\x1dINDEX_CHANGE_KIND_UNSPECIFIED\x10\x00\x12\x1e\n\x1aINDEX_CHANGE_KIND_KV_ADDED\x10\x01\x12 \n\x1cINDEX_CHANGE_KIND_KV_REMOVED\x10\x02\x12!\n\x1dINDEX_CHANGE_KIND_STATE_ADDED\x10\x03\x12#\n\x1fINDEX_CHANGE_KIND_STATE_REMOVED\x10\x04\x32\xdc\x03\n\tCachePool\x12\x42\n\x05Lease\x12\x1b.prfaas.rpc.v1.LeaseRequest\x1a\x1c.prfaas.rpc.v1.LeaseResponse\x12<\n\x03Get\x12\x19.prfaas.rpc.v1.GetRequest\x1a\x1a.prfaas.rpc.v1.GetResponse\x12\x42\n\x05Renew\x12\x1b.prfaas.rpc.v1.RenewRequest\x1a\x1c.prfaas.rpc.v1.RenewResponse\x12H\n\x07Release\x12\x1d.prfaas.rpc.v1.ReleaseRequest\x1a\x1e.prfaas.rpc.v1.ReleaseResponse\x12<\n\x03Put\x12\x19.prfaas.rpc.v1.PutRequest\x1a\x1a.prfaas.rpc.v1.PutResponse\x12\x42\n\x05\x41wait\x12\x1b.prfaas.rpc.v1.AwaitRequest\x1a\x1c.prfaas.rpc.v1.AwaitResponse\x12=\n\x05Watch\x12\x1b.prfaas.rpc.v1.WatchRequest\x1a\x15.prfaas.rpc.v1.Update0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19prfaas/rpc/v1/cache.proto\x12\rprfaas.rpc.v1\x1a\x1aprfaas/rpc/v1/worker.proto\"\x84\x01\n\x0cLeaseRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x14\n\x0climit_tokens\x18\x04 \x01(\r\x12\r\n\x05joint\x18\x05 \x01(\x08\x12\x0e\n\x06holder\x18\x06 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x07 \x01(\r\"_\n\rLeaseResponse\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x11\n\tkv_tokens\x18\x02 \x01(\r\x12\x14\n\x0cstate_tokens\x18\x03 \x01(\r\x12\x16\n\x0ematched_tokens\x18\x04 \x01(\r\"\xd6\x01\n\nGetRequest\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x14\n\x0c\x66irst_tokens\x18\x02 \x01(\r\x12\x13\n\x0bstop_tokens\x18\x03 \x01(\r\x12\r\n\x05state\x18\x04 \x01(\x08\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x0c\x12/\n\x0b\x64\x65stination\x18\x06 \x01(\x0b\x32\x1a.prfaas.rpc.v1.Destination\x12\x17\n\x0fposition_tokens\x18\x07 \x01(\r\x12\x0f\n\x07urgency\x18\x08 \x01(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\t \x01(\r\"$\n\x0bGetResponse\x12\x15\n\rpayload_bytes\x18\x01 \x01(\x04\"-\n\x0cRenewRequest\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\r\"\x1e\n\rRenewResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\"\x1f\n\x0eReleaseRequest\x12\r\n\x05lease\x18\x01 \x01(\t\" \n\x0fReleaseResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\"\x87\x02\n\nPutRequest\x12\x0b\n\x03put\x18\x01 \x01(\x0c\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12\x13\n\x0bstop_tokens\x18\x05 \x01(\r\x12\x0e\n\x06states\x18\x06 \x03(\r\x12\x16\n\x0eunit_checksums\x18\x07 \x01(\x0c\x12\x17\n\x0fstate_checksums\x18\x08 \x01(\x0c\x12\x17\n\x0fposition_tokens\x18\t \x01(\r\x12\x13\n\x0bsource_node\x18\n \x01(\t\x12\x15\n\rsource_region\x18\x0b \x01(\t\x12\x0e\n\x06ttl_ms\x18\x0c \x01(\r\x12\x10\n\x08unproven\x18\r \x03(\r\"o\n\x0bPutResponse\x12\x14\n\x0c\x66irst_tokens\x18\x01 \x01(\r\x12\x13\n\x0bstop_tokens\x18\x02 \x01(\r\x12\x0e\n\x06states\x18\x03 \x03(\r\x12%\n\x04room\x18\x04 \x01(\x0b\x32\x17.prfaas.rpc.v1.Reserved\"\x1d\n\x0e\x41\x62\x61ndonRequest\x12\x0b\n\x03put\x18\x01 \x01(\x0c\"\x11\n\x0f\x41\x62\x61ndonResponse\"0\n\x0c\x41waitRequest\x12\x0b\n\x03put\x18\x01 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\r\"\"\n\rAwaitResponse\x12\x11\n\tpublished\x18\x01 \x01(\x08\"L\n\x0cWatchRequest\x12\x0e\n\x06router\x18\x01 \x01(\t\x12\x19\n\x11known_incarnation\x18\x02 \x01(\x06\x12\x11\n\tknown_seq\x18\x03 \x01(\x04\"_\n\x0bIndexChange\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x1e.prfaas.rpc.v1.IndexChangeKind\x12\x14\n\x0cshared_units\x18\x02 \x01(\r\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\";\n\x0cIndexChanges\x12+\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x1a.prfaas.rpc.v1.IndexChange\"\"\n\rSnapshotBegin\x12\x11\n\tnamespace\x18\x01 \x01(\t\"L\n\rSnapshotChunk\x12\x0e\n\x06number\x18\x01 \x01(\r\x12+\n\x07\x63hanges\x18\x02 \x03(\x0b\x32\x1a.prfaas.rpc.v1.IndexChange\"\x1d\n\x0bSnapshotEnd\x12\x0e\n\x06\x63hunks\x18\x01 \x01(\r\"\x0b\n\tHeartbeat\"\xc7\x02\n\x06Update\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x10\n\x08snapshot\x18\x03 \x01(\r\x12\x36\n\x0esnapshot_begin\x18\x04 \x01(\x0b\x32\x1c.prfaas.rpc.v1.SnapshotBeginH\x00\x12\x36\n\x0esnapshot_chunk\x18\x05 \x01(\x0b\x32\x1c.prfaas.rpc.v1.SnapshotChunkH\x00\x12\x32\n\x0csnapshot_end\x18\x06 \x01(\x0b\x32\x1a.prfaas.rpc.v1.SnapshotEndH\x00\x12.\n\x07\x63hanges\x18\x07 \x01(\x0b\x32\x1b.prfaas.rpc.v1.IndexChangesH\x00\x12-\n\theartbeat\x18\x08 \x01(\x0b\x32\x18.prfaas.rpc.v1.HeartbeatH\x00\x42\x06\n\x04kind*\xbe\x01\n\x0fIndexChangeKind\x12!\n\x1dINDEX_CHANGE_KIND_UNSPECIFIED\x10\x00\x12\x1e\n\x1aINDEX_CHANGE_KIND_KV_ADDED\x10\x01\x12 \n\x1cINDEX_CHANGE_KIND_KV_REMOVED\x10\x02\x12!\n\x1dINDEX_CHANGE_KIND_STATE_ADDED\x10\x03\x12#\n\x1fINDEX_CHANGE_KIND_STATE_REMOVED\x10\x04\x32\xa6\x04\n\tCachePool\x12\x42\n\x05Lease\x12\x1b.prfaas.rpc.v1.LeaseRequest\x1a\x1c.prfaas.rpc.v1.LeaseResponse\x12<\n\x03Get\x12\x19.prfaas.rpc.v1.GetRequest\x1a\x1a.prfaas.rpc.v1.GetResponse\x12\x42\n\x05Renew\x12\x1b.prfaas.rpc.v1.RenewRequest\x1a\x1c.prfaas.rpc.v1.RenewResponse\x12H\n\x07Release\x12\x1d.prfaas.rpc.v1.ReleaseRequest\x1a\x1e.prfaas.rpc.v1.ReleaseResponse\x12<\n\x03Put\x12\x19.prfaas.rpc.v1.PutRequest\x1a\x1a.prfaas.rpc.v1.PutResponse\x12H\n\x07\x41\x62\x61ndon\x12\x1d.prfaas.rpc.v1.AbandonRequest\x1a\x1e.prfaas.rpc.v1.AbandonResponse\x12\x42\n\x05\x41wait\x12\x1b.prfaas.rpc.v1.AwaitRequest\x1a\x1c.prfaas.rpc.v1.AwaitResponse\x12=\n\x05Watch\x12\x1b.prfaas.rpc.v1.WatchRequest\x1a\x15.prfaas.rpc.v1.Update0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'prfaas.rpc.v1.cache_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INDEXCHANGEKIND']._serialized_start=1871
-  _globals['_INDEXCHANGEKIND']._serialized_end=2061
+  _globals['_INDEXCHANGEKIND']._serialized_start=1945
+  _globals['_INDEXCHANGEKIND']._serialized_end=2135
   _globals['_LEASEREQUEST']._serialized_start=73
   _globals['_LEASEREQUEST']._serialized_end=205
   _globals['_LEASERESPONSE']._serialized_start=207
-  _globals['_LEASERESPONSE']._serialized_end=278
-  _globals['_GETREQUEST']._serialized_start=281
-  _globals['_GETREQUEST']._serialized_end=495
-  _globals['_GETRESPONSE']._serialized_start=497
-  _globals['_GETRESPONSE']._serialized_end=533
-  _globals['_RENEWREQUEST']._serialized_start=535
-  _globals['_RENEWREQUEST']._serialized_end=580
-  _globals['_RENEWRESPONSE']._serialized_start=582
-  _globals['_RENEWRESPONSE']._serialized_end=612
-  _globals['_RELEASEREQUEST']._serialized_start=614
-  _globals['_RELEASEREQUEST']._serialized_end=645
-  _globals['_RELEASERESPONSE']._serialized_start=647
-  _globals['_RELEASERESPONSE']._serialized_end=679
-  _globals['_PUTREQUEST']._serialized_start=682
-  _globals['_PUTREQUEST']._serialized_end=945
-  _globals['_PUTRESPONSE']._serialized_start=947
-  _globals['_PUTRESPONSE']._serialized_end=1058
-  _globals['_AWAITREQUEST']._serialized_start=1060
-  _globals['_AWAITREQUEST']._serialized_end=1108
-  _globals['_AWAITRESPONSE']._serialized_start=1110
-  _globals['_AWAITRESPONSE']._serialized_end=1144
-  _globals['_WATCHREQUEST']._serialized_start=1146
-  _globals['_WATCHREQUEST']._serialized_end=1222
-  _globals['_INDEXCHANGE']._serialized_start=1224
-  _globals['_INDEXCHANGE']._serialized_end=1319
-  _globals['_INDEXCHANGES']._serialized_start=1321
-  _globals['_INDEXCHANGES']._serialized_end=1380
-  _globals['_SNAPSHOTBEGIN']._serialized_start=1382
-  _globals['_SNAPSHOTBEGIN']._serialized_end=1416
-  _globals['_SNAPSHOTCHUNK']._serialized_start=1418
-  _globals['_SNAPSHOTCHUNK']._serialized_end=1494
-  _globals['_SNAPSHOTEND']._serialized_start=1496
-  _globals['_SNAPSHOTEND']._serialized_end=1525
-  _globals['_HEARTBEAT']._serialized_start=1527
-  _globals['_HEARTBEAT']._serialized_end=1538
-  _globals['_UPDATE']._serialized_start=1541
-  _globals['_UPDATE']._serialized_end=1868
-  _globals['_CACHEPOOL']._serialized_start=2064
-  _globals['_CACHEPOOL']._serialized_end=2540
+  _globals['_LEASERESPONSE']._serialized_end=302
+  _globals['_GETREQUEST']._serialized_start=305
+  _globals['_GETREQUEST']._serialized_end=519
+  _globals['_GETRESPONSE']._serialized_start=521
+  _globals['_GETRESPONSE']._serialized_end=557
+  _globals['_RENEWREQUEST']._serialized_start=559
+  _globals['_RENEWREQUEST']._serialized_end=604
+  _globals['_RENEWRESPONSE']._serialized_start=606
+  _globals['_RENEWRESPONSE']._serialized_end=636
+  _globals['_RELEASEREQUEST']._serialized_start=638
+  _globals['_RELEASEREQUEST']._serialized_end=669
+  _globals['_RELEASERESPONSE']._serialized_start=671
+  _globals['_RELEASERESPONSE']._serialized_end=703
+  _globals['_PUTREQUEST']._serialized_start=706
+  _globals['_PUTREQUEST']._serialized_end=969
+  _globals['_PUTRESPONSE']._serialized_start=971
+  _globals['_PUTRESPONSE']._serialized_end=1082
+  _globals['_ABANDONREQUEST']._serialized_start=1084
+  _globals['_ABANDONREQUEST']._serialized_end=1113
+  _globals['_ABANDONRESPONSE']._serialized_start=1115
+  _globals['_ABANDONRESPONSE']._serialized_end=1132
+  _globals['_AWAITREQUEST']._serialized_start=1134
+  _globals['_AWAITREQUEST']._serialized_end=1182
+  _globals['_AWAITRESPONSE']._serialized_start=1184
+  _globals['_AWAITRESPONSE']._serialized_end=1218
+  _globals['_WATCHREQUEST']._serialized_start=1220
+  _globals['_WATCHREQUEST']._serialized_end=1296
+  _globals['_INDEXCHANGE']._serialized_start=1298
+  _globals['_INDEXCHANGE']._serialized_end=1393
+  _globals['_INDEXCHANGES']._serialized_start=1395
+  _globals['_INDEXCHANGES']._serialized_end=1454
+  _globals['_SNAPSHOTBEGIN']._serialized_start=1456
+  _globals['_SNAPSHOTBEGIN']._serialized_end=1490
+  _globals['_SNAPSHOTCHUNK']._serialized_start=1492
+  _globals['_SNAPSHOTCHUNK']._serialized_end=1568
+  _globals['_SNAPSHOTEND']._serialized_start=1570
+  _globals['_SNAPSHOTEND']._serialized_end=1599
+  _globals['_HEARTBEAT']._serialized_start=1601
+  _globals['_HEARTBEAT']._serialized_end=1612
+  _globals['_UPDATE']._serialized_start=1615
+  _globals['_UPDATE']._serialized_end=1942
+  _globals['_CACHEPOOL']._serialized_start=2138
+  _globals['_CACHEPOOL']._serialized_end=2688
 # @@protoc_insertion_point(module_scope)

@@ -86,26 +86,31 @@ Global___LeaseRequest: _TypeAlias = LeaseRequest  # noqa: Y015
 
 @_typing.final
 class LeaseResponse(_message.Message):
-    """An empty `lease`: nothing was found. `state_tokens` is 0, or, of a joint lease, equal to `kv_tokens`."""
+    """An empty `lease`: nothing was pinned. `state_tokens` is 0, or, of a joint lease, equal to `kv_tokens`. KV reaches to
+    `matched_tokens`, be it pinned or not.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_FIELD_NUMBER: _builtins.int
     KV_TOKENS_FIELD_NUMBER: _builtins.int
     STATE_TOKENS_FIELD_NUMBER: _builtins.int
+    MATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     lease: _builtins.str
     kv_tokens: _builtins.int
     state_tokens: _builtins.int
+    matched_tokens: _builtins.int
     def __init__(
         self,
         *,
         lease: _builtins.str = ...,
         kv_tokens: _builtins.int = ...,
         state_tokens: _builtins.int = ...,
+        matched_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_tokens", b"kv_tokens", "lease", b"lease", "state_tokens", b"state_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_tokens", b"kv_tokens", "lease", b"lease", "matched_tokens", b"matched_tokens", "state_tokens", b"state_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -134,6 +139,7 @@ class GetRequest(_message.Message):
     state: _builtins.bool
     attempt: _builtins.bytes
     position_tokens: _builtins.int
+    """always 0"""
     urgency: _builtins.int
     deadline_ms: _builtins.int
     @_builtins.property
@@ -288,6 +294,7 @@ class PutRequest(_message.Message):
     unit_checksums: _builtins.bytes
     state_checksums: _builtins.bytes
     position_tokens: _builtins.int
+    """always 0"""
     source_node: _builtins.str
     source_region: _builtins.str
     ttl_ms: _builtins.int
@@ -324,7 +331,7 @@ Global___PutRequest: _TypeAlias = PutRequest  # noqa: Y015
 
 @_typing.final
 class PutResponse(_message.Message):
-    """What of it the pool lacks and has made room for. Without `room` there is nothing to send."""
+    """The first of it that the pool lacks, and has made room for. Without `room` there is nothing to send."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -353,6 +360,44 @@ class PutResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PutResponse: _TypeAlias = PutResponse  # noqa: Y015
+
+@_typing.final
+class AbandonRequest(_message.Message):
+    """Nothing will be sent for a put: its keys are free for others. Of a put that has come, or that the shard does not know,
+    nothing changes.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PUT_FIELD_NUMBER: _builtins.int
+    put: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        put: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["put", b"put"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbandonRequest: _TypeAlias = AbandonRequest  # noqa: Y015
+
+@_typing.final
+class AbandonResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbandonResponse: _TypeAlias = AbandonResponse  # noqa: Y015
 
 @_typing.final
 class AwaitRequest(_message.Message):
@@ -555,7 +600,7 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class Update(_message.Message):
-    """At most 256 KiB. `seq` counts the messages of changes of an incarnation, each one more than the one before; every other
+    """At most 320 KiB. `seq` counts the messages of changes of an incarnation, each one more than the one before; every other
     message has the number of the latest before it, so that nothing can be lost, repeated or exchanged unnoticed. Changes may
     come between the parts of a snapshot, and apply after what has come of it. `snapshot` tells the snapshots of an
     incarnation apart.

@@ -27,8 +27,8 @@ if _version_not_supported:
 
 class CachePoolStub:
     """One shard of a region's prefix cache. Keys are packed, 16 bytes for each hash unit of 64 tokens, and always those of
-    one segment of a prompt (at most 128 units) from its start; tokens count from there too, and are multiples of 64.
-    `position_tokens` says where in the prompt the segment begins. Lives of leases and reservations are relative.
+    a prompt from its start, at most 16384 units; tokens count from there too, and are multiples of 64. A Get or a Put
+    moves at most 8192 tokens. Lives of leases and reservations are relative.
 
     A refusal has a status code and, as trailing metadata `prfaas-failure-bin`, a Failed message with its facts.
     """
@@ -64,6 +64,11 @@ class CachePoolStub:
                 request_serializer=prfaas_dot_rpc_dot_v1_dot_cache__pb2.PutRequest.SerializeToString,
                 response_deserializer=prfaas_dot_rpc_dot_v1_dot_cache__pb2.PutResponse.FromString,
                 _registered_method=True)
+        self.Abandon = channel.unary_unary(
+                '/prfaas.rpc.v1.CachePool/Abandon',
+                request_serializer=prfaas_dot_rpc_dot_v1_dot_cache__pb2.AbandonRequest.SerializeToString,
+                response_deserializer=prfaas_dot_rpc_dot_v1_dot_cache__pb2.AbandonResponse.FromString,
+                _registered_method=True)
         self.Await = channel.unary_unary(
                 '/prfaas.rpc.v1.CachePool/Await',
                 request_serializer=prfaas_dot_rpc_dot_v1_dot_cache__pb2.AwaitRequest.SerializeToString,
@@ -78,8 +83,8 @@ class CachePoolStub:
 
 class CachePoolServicer:
     """One shard of a region's prefix cache. Keys are packed, 16 bytes for each hash unit of 64 tokens, and always those of
-    one segment of a prompt (at most 128 units) from its start; tokens count from there too, and are multiples of 64.
-    `position_tokens` says where in the prompt the segment begins. Lives of leases and reservations are relative.
+    a prompt from its start, at most 16384 units; tokens count from there too, and are multiples of 64. A Get or a Put
+    moves at most 8192 tokens. Lives of leases and reservations are relative.
 
     A refusal has a status code and, as trailing metadata `prfaas-failure-bin`, a Failed message with its facts.
     """
@@ -109,6 +114,12 @@ class CachePoolServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Put(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abandon(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -154,6 +165,11 @@ def add_CachePoolServicer_to_server(servicer, server):
                     request_deserializer=prfaas_dot_rpc_dot_v1_dot_cache__pb2.PutRequest.FromString,
                     response_serializer=prfaas_dot_rpc_dot_v1_dot_cache__pb2.PutResponse.SerializeToString,
             ),
+            'Abandon': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abandon,
+                    request_deserializer=prfaas_dot_rpc_dot_v1_dot_cache__pb2.AbandonRequest.FromString,
+                    response_serializer=prfaas_dot_rpc_dot_v1_dot_cache__pb2.AbandonResponse.SerializeToString,
+            ),
             'Await': grpc.unary_unary_rpc_method_handler(
                     servicer.Await,
                     request_deserializer=prfaas_dot_rpc_dot_v1_dot_cache__pb2.AwaitRequest.FromString,
@@ -174,8 +190,8 @@ def add_CachePoolServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class CachePool:
     """One shard of a region's prefix cache. Keys are packed, 16 bytes for each hash unit of 64 tokens, and always those of
-    one segment of a prompt (at most 128 units) from its start; tokens count from there too, and are multiples of 64.
-    `position_tokens` says where in the prompt the segment begins. Lives of leases and reservations are relative.
+    a prompt from its start, at most 16384 units; tokens count from there too, and are multiples of 64. A Get or a Put
+    moves at most 8192 tokens. Lives of leases and reservations are relative.
 
     A refusal has a status code and, as trailing metadata `prfaas-failure-bin`, a Failed message with its facts.
     """
@@ -305,6 +321,33 @@ class CachePool:
             '/prfaas.rpc.v1.CachePool/Put',
             prfaas_dot_rpc_dot_v1_dot_cache__pb2.PutRequest.SerializeToString,
             prfaas_dot_rpc_dot_v1_dot_cache__pb2.PutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abandon(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prfaas.rpc.v1.CachePool/Abandon',
+            prfaas_dot_rpc_dot_v1_dot_cache__pb2.AbandonRequest.SerializeToString,
+            prfaas_dot_rpc_dot_v1_dot_cache__pb2.AbandonResponse.FromString,
             options,
             channel_credentials,
             insecure,

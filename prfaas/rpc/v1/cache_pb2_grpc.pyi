@@ -28,8 +28,8 @@ GRPC_VERSION: str
 
 class CachePoolStub:
     """One shard of a region's prefix cache. Keys are packed, 16 bytes for each hash unit of 64 tokens, and always those of
-    one segment of a prompt (at most 128 units) from its start; tokens count from there too, and are multiples of 64.
-    `position_tokens` says where in the prompt the segment begins. Lives of leases and reservations are relative.
+    a prompt from its start, at most 16384 units; tokens count from there too, and are multiples of 64. A Get or a Put
+    moves at most 8192 tokens. Lives of leases and reservations are relative.
 
     A refusal has a status code and, as trailing metadata `prfaas-failure-bin`, a Failed message with its facts.
     """
@@ -43,14 +43,15 @@ class CachePoolStub:
     Renew: _grpc.UnaryUnaryMultiCallable[_cache_pb2.RenewRequest, _cache_pb2.RenewResponse]
     Release: _grpc.UnaryUnaryMultiCallable[_cache_pb2.ReleaseRequest, _cache_pb2.ReleaseResponse]
     Put: _grpc.UnaryUnaryMultiCallable[_cache_pb2.PutRequest, _cache_pb2.PutResponse]
+    Abandon: _grpc.UnaryUnaryMultiCallable[_cache_pb2.AbandonRequest, _cache_pb2.AbandonResponse]
     Await: _grpc.UnaryUnaryMultiCallable[_cache_pb2.AwaitRequest, _cache_pb2.AwaitResponse]
     Watch: _grpc.UnaryStreamMultiCallable[_cache_pb2.WatchRequest, _cache_pb2.Update]
 
 @_typing.type_check_only
 class CachePoolAsyncStub(CachePoolStub):
     """One shard of a region's prefix cache. Keys are packed, 16 bytes for each hash unit of 64 tokens, and always those of
-    one segment of a prompt (at most 128 units) from its start; tokens count from there too, and are multiples of 64.
-    `position_tokens` says where in the prompt the segment begins. Lives of leases and reservations are relative.
+    a prompt from its start, at most 16384 units; tokens count from there too, and are multiples of 64. A Get or a Put
+    moves at most 8192 tokens. Lives of leases and reservations are relative.
 
     A refusal has a status code and, as trailing metadata `prfaas-failure-bin`, a Failed message with its facts.
     """
@@ -61,13 +62,14 @@ class CachePoolAsyncStub(CachePoolStub):
     Renew: _aio.UnaryUnaryMultiCallable[_cache_pb2.RenewRequest, _cache_pb2.RenewResponse]  # type: ignore[assignment]
     Release: _aio.UnaryUnaryMultiCallable[_cache_pb2.ReleaseRequest, _cache_pb2.ReleaseResponse]  # type: ignore[assignment]
     Put: _aio.UnaryUnaryMultiCallable[_cache_pb2.PutRequest, _cache_pb2.PutResponse]  # type: ignore[assignment]
+    Abandon: _aio.UnaryUnaryMultiCallable[_cache_pb2.AbandonRequest, _cache_pb2.AbandonResponse]  # type: ignore[assignment]
     Await: _aio.UnaryUnaryMultiCallable[_cache_pb2.AwaitRequest, _cache_pb2.AwaitResponse]  # type: ignore[assignment]
     Watch: _aio.UnaryStreamMultiCallable[_cache_pb2.WatchRequest, _cache_pb2.Update]  # type: ignore[assignment]
 
 class CachePoolServicer(metaclass=_abc_1.ABCMeta):
     """One shard of a region's prefix cache. Keys are packed, 16 bytes for each hash unit of 64 tokens, and always those of
-    one segment of a prompt (at most 128 units) from its start; tokens count from there too, and are multiples of 64.
-    `position_tokens` says where in the prompt the segment begins. Lives of leases and reservations are relative.
+    a prompt from its start, at most 16384 units; tokens count from there too, and are multiples of 64. A Get or a Put
+    moves at most 8192 tokens. Lives of leases and reservations are relative.
 
     A refusal has a status code and, as trailing metadata `prfaas-failure-bin`, a Failed message with its facts.
     """
@@ -106,6 +108,13 @@ class CachePoolServicer(metaclass=_abc_1.ABCMeta):
         request: _cache_pb2.PutRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_cache_pb2.PutResponse, _abc.Awaitable[_cache_pb2.PutResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Abandon(
+        self,
+        request: _cache_pb2.AbandonRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.AbandonResponse, _abc.Awaitable[_cache_pb2.AbandonResponse]]: ...
 
     @_abc_1.abstractmethod
     def Await(

@@ -165,11 +165,11 @@ class World:
         limit_tokens: int | None = None,
         joint: bool = True,
         ttl_s: float = FAR,
-    ) -> Leased | None:
+    ) -> Leased:
         path = keys_of(tenant, word)
         limit = tokens(len(word)) if limit_tokens is None else limit_tokens
         found = self.shard.lease(LeaseId(lease), "w0", tenant, path, limit, joint, self.now, ttl_s)
-        if found is not None:
+        if found:
             self.keys[lease] = path
         self.obey()
         return found

@@ -241,8 +241,8 @@ def test_a_heartbeat_says_that_a_snapshot_is_over():
     assert router.hear(shard.say(Heartbeat())) is Stale.SNAPSHOT
 
 
-@pytest.mark.parametrize("bad", [b"", b"x" * 15, b"x" * 16 * 129])
-def test_keys_that_no_segment_has_make_the_copy_stale(bad: bytes):
+@pytest.mark.parametrize("bad", [b"", b"x" * 15, b"x" * 16 * 16_385])
+def test_keys_that_no_prompt_has_make_the_copy_stale(bad: bytes):
     shard = grown("aa")
     router = Router(shard)
     router.hear_all(shard.snapshot())

@@ -285,3 +285,14 @@ def test_a_layout_survives_the_wire():
 def test_anything_that_changes_the_bytes_changes_the_namespace(other: tuple[str, str, KvLayout, int]):
     """R12: weights, tokenizer, dtypes, geometry, hash unit."""
     assert namespace_digest(*other) != namespace_digest("w", "t", HYBRID, 64) == namespace_digest("w", "t", HYBRID, 64)
+
+
+def test_field_H4_another_division_of_a_state_is_another_namespace():
+    """Nodes that hold another share of the heads, or the same bytes in other parts, never meet: not even with as many
+    bytes in all."""
+    half = msgspec.structs.replace(CONV, shape=(CONV.shape[0] // 2, *CONV.shape[1:]))
+    layouts = [
+        KvLayout(layers=(layer, (KEYS,))) for layer in ((CONV,), (half,), (half, half), (CONV, half), (half, CONV))
+    ]
+    assert layouts[0].state_bytes == layouts[2].state_bytes and layouts[3].state_bytes == layouts[4].state_bytes
+    assert len({namespace_digest("w", "t", layout, 64) for layout in layouts}) == len(layouts)

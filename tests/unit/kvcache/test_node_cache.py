@@ -263,6 +263,17 @@ def test_a_prompt_larger_than_the_cache_leaves_what_fits():
     assert match(node, "a" * 300) == (50, 50)
 
 
+def test_what_stays_when_kv_above_it_was_lost_can_still_go():
+    """It ends where nothing has ended before."""
+    node = cache()
+    admit(node, "abcd", *kept(4))
+    assert node.remove(keys("abc")) is not None
+    assert match(node, "abcd") == (0, 2)
+    node.check()
+    node.evict(ROOMY)
+    assert used_bytes(node) == 0
+
+
 def test_a_cache_without_room_keeps_nothing():
     node = cache(0)
     admit(node, "abc", *kept(3))

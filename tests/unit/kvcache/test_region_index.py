@@ -7,11 +7,11 @@ import tracemalloc
 import pytest
 
 from prfaas.cluster import Incarnation, NodeId
-from prfaas.kvcache.hashing import HASH_UNIT_TOKENS, KEY_BYTES
+from prfaas.kvcache.hashing import KEY_BYTES
+from prfaas.kvcache.placement import PROMPT_UNITS, shard_of
 from prfaas.kvcache.prefix import Change, ChangeKind
-from prfaas.kvcache.radix import first_units, units
+from prfaas.kvcache.radix import first_units
 from prfaas.kvcache.region_index import RegionIndex
-from prfaas.kvcache.segments import SEGMENT_TOKENS, segments, shard_of
 from prfaas.request import Match
 from tests.unit.kvcache.prompts import keys, tokens
 
@@ -52,18 +52,15 @@ class Told:
 
     def hold(self, shards: list[NodeId], prompt: bytes, *states: int) -> None:
         """A prompt of so many keys in one region, with states at these units."""
-        for start_tokens, segment in segments(prompt):
-            start = start_tokens // HASH_UNIT_TOKENS
-            here = [first_units(segment, at - start) for at in states if start < at <= start + units(segment)]
-            self.tell(shard_of(segment, shards), kv(segment), *map(state, here))
+        self.tell(shard_of(prompt, shards), kv(prompt), *(state(first_units(prompt, at)) for at in states))
 
 
 def random_keys(rng: random.Random, count: int) -> bytes:
     return rng.randbytes(count * KEY_BYTES)
 
 
-def test_a_long_prompt_is_matched_segment_after_segment():
-    """KV as far as there is no hole, and a resume where the last state within it is, whichever segment that is in."""
+def test_a_long_prompt_is_matched_where_it_belongs():
+    """KV as far as it goes, and a resume where the last state within it is; in each region for itself."""
     told, prompt = Told(), random_keys(random.Random(1), 300)
     told.join(*EU, *US)
     told.hold(EU, prompt, 100, 128, 290)
@@ -71,22 +68,21 @@ def test_a_long_prompt_is_matched_segment_after_segment():
     far = tokens(300)
     assert told.index.match(EU, prompt, far) == Match(joint=tokens(290), kv=tokens(300))
     assert told.index.match(EU, prompt, tokens(290) - 1) == Match(joint=tokens(128), kv=tokens(290) - 1)
-    assert told.index.match(EU, prompt, SEGMENT_TOKENS - 1) == Match(joint=tokens(100), kv=SEGMENT_TOKENS - 1)
+    assert told.index.match(EU, prompt, tokens(128) - 1) == Match(joint=tokens(100), kv=tokens(128) - 1)
     assert told.index.match(US, prompt, far) == Match(joint=tokens(128), kv=tokens(200))
-    assert told.index.match([], prompt, far) == Match()
+    assert told.index.match([], prompt, far) == told.index.match(EU, b"", far) == Match()
 
 
-def test_what_lies_behind_a_hole_is_no_match():
+def test_what_is_lost_takes_all_behind_it():
     told, prompt = Told(), random_keys(random.Random(2), 300)
     told.join(*EU)
     told.hold(EU, prompt, 290)
-    (_, first), *_ = segments(prompt)
-    told.tell(shard_of(first, EU), gone(first_units(first, 120)))
+    told.tell(shard_of(prompt, EU), gone(first_units(prompt, 120)))
     assert told.index.match(EU, prompt, tokens(300)) == Match(joint=0, kv=tokens(119))
 
 
 def test_a_shard_that_is_elsewhere_is_not_asked():
-    """Where shards have come or gone, segments have moved: what the old one holds is not what a worker would find."""
+    """Where shards have come or gone, prompts have moved: what the old one holds is not what a worker would find."""
     told, prompt = Told(), random_keys(random.Random(3), 10)
     told.join(*EU)
     told.hold(EU, prompt, 10)
@@ -142,11 +138,11 @@ def test_a_silent_shard_finds_nothing():
     assert told.index.match(US, keys("ab"), tokens(2), heard_since=6.0) == Match()
 
 
-def test_field_I3_keys_that_no_segment_has_are_refused():
+def test_field_I3_keys_that_no_prompt_has_are_refused():
     """A pool with other units would blow the index up; it is refused, not stored."""
     told = Told()
     told.join(*US)
-    for wrong in (b"", b"x" * 8, b"x" * (KEY_BYTES + 1), b"x" * 129 * KEY_BYTES):
+    for wrong in (b"", b"x" * 8, b"x" * (KEY_BYTES + 1), b"x" * (PROMPT_UNITS + 1) * KEY_BYTES):
         told.seq[US[0]] = 0
         told.join(*US)
         with pytest.raises(ValueError, match="bytes of keys"):

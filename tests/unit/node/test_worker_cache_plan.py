@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.kvcache.layout import Extent
-from prfaas.kvcache.segments import SEGMENT_TOKENS
+from prfaas.kvcache.placement import TRANSFER_TOKENS
 from prfaas.kvcache.states import Checkpoint
 from prfaas.node.cache_books import CacheBooks
 from prfaas.node.cache_plan import Piece, alignment_tokens, handoff, holdable, pieces, schedule, sent_ends, whole_units
@@ -17,48 +17,47 @@ PROVEN = [Checkpoint(576, proven=True)]
 
 def test_rows_and_the_state_within_them_are_two_puts():
     """A span has states at its end only: first up to the state, then what is behind it."""
-    assert pieces(700, PROVEN) == (Piece(0, 576, state=True), Piece(0, 640))
+    assert pieces(700, PROVEN) == (Piece(576, state=True), Piece(640))
 
 
 def test_a_partial_unit_is_not_put():
     """Only whole units have keys (R13)."""
     assert pieces(63, ()) == ()
-    assert pieces(639, PROVEN) == (Piece(0, 576, state=True),)
+    assert pieces(639, PROVEN) == (Piece(576, state=True),)
 
 
-def test_each_segment_is_put_by_itself():
-    """It lives on a shard of its own, and a state at its end belongs to it."""
+def test_a_put_is_no_more_than_a_transfer_moves():
+    """A state where one ends comes with it."""
     states = [Checkpoint(8192, proven=False), Checkpoint(8256, proven=True)]
     assert pieces(8300, states) == (
-        Piece(0, 8192, state=True, proven=False),
-        Piece(8192, 8256, state=True),
+        Piece(8192, state=True, proven=False),
+        Piece(8256, state=True),
     )
 
 
 def test_what_the_cache_has_is_not_offered_again():
     """Rows that were found there are left out; a state that the prefill has taken is new."""
     assert pieces(8300, [Checkpoint(64, proven=True)], known_tokens=8192) == (
-        Piece(0, 64, state=True),
-        Piece(8192, 8256),
+        Piece(64, state=True),
+        Piece(8256),
     )
 
 
 @given(st.integers(0, 30_000), st.sets(st.integers(1, 400)), st.integers(0, 30_000))
 def test_pieces_cover_all_whole_units_and_every_state(kv_tokens: int, units: set[int], known: int):
-    """Whatever there is: within one segment each, rising, every state once, and no row that is new left out."""
+    """Whatever there is: rising, every state once, no row that is new left out, and none too much for a transfer."""
     states = [Checkpoint(64 * unit, proven=True) for unit in sorted(units)]
     found = pieces(kv_tokens, states, known)
     stops = [piece.stop for piece in found]
     assert stops == sorted(set(stops)) and all(stop % 64 == 0 for stop in stops)
-    assert all(piece.position % SEGMENT_TOKENS == 0 < piece.stop - piece.position <= SEGMENT_TOKENS for piece in found)
     assert {piece.stop for piece in found if piece.state} == {
         each.tokens for each in states if each.tokens <= kv_tokens
     }
-    segments = range(0, whole_units(kv_tokens), SEGMENT_TOKENS)
-    for position in segments:
-        end = min(position + SEGMENT_TOKENS, whole_units(kv_tokens))
-        reached = max((piece.stop for piece in found if piece.position == position), default=0)
-        assert reached == end or end <= known
+    whole = whole_units(kv_tokens)
+    assert whole <= known or stops[-1] == whole
+    there = [0, *(end for end in range(TRANSFER_TOKENS, whole + 1, TRANSFER_TOKENS) if end <= known)]
+    steps = sorted({*there, *stops})
+    assert all(b - a <= TRANSFER_TOKENS for a, b in itertools.pairwise(steps))
 
 
 def test_chunks_end_where_states_are_kept():
@@ -113,5 +112,6 @@ def test_waste_is_told_by_its_cause():
     assert books.wasted_tokens == {"missing_state": 192, "alignment": 40}
     assert books.hit_tokens == {"kv": 1408, "joint": 1216} and books.looked_up_tokens == 2000
     books.looked_up(1000, Match())
-    assert books.lookups == {"hit": 2, "miss": 1}
+    books.not_looked_up()
+    assert books.lookups == {"hit": 2, "miss": 1, "failed": 1} and books.looked_up_tokens == 3000
     assert alignment_tokens(30, Match()) == 0

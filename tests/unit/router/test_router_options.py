@@ -6,6 +6,21 @@ from click.testing import CliRunner
 from services.cli import main
 
 
+@pytest.mark.parametrize(
+    ("command", "has", "lacks"),
+    [
+        ("router", ("enabled", "secret-file", "index-bytes", "stale-s"), ("max-puts", "lookup-timeout-s")),
+        ("prefill-worker", ("enabled", "lookup-timeout-s", "checkpoint-tokens"), ("secret", "index-bytes")),
+        ("decode-worker", ("enabled", "max-puts", "lease-ttl-s"), ("secret", "stale-s")),
+    ],
+)
+def test_the_cache_is_set_where_it_is_used(command: str, has: tuple[str, ...], lacks: tuple[str, ...]):
+    """Each service has the settings of the cache that it reads, and none that would change nothing."""
+    words = CliRunner().invoke(main, [command, "--help"], terminal_width=200).output.split()
+    assert {f"--cache-{name}" for name in has} <= set(words)
+    assert not {f"--cache-{name}" for name in lacks} & set(words)
+
+
 @pytest.mark.parametrize("command", ["up", "router"])
 def test_the_threshold_given_is_said_to_be_a_start(command):
     """A plan outlives the routers that made it, so that the value given may never be used: the option says what does

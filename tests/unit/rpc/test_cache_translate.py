@@ -20,7 +20,7 @@ from prfaas.errors import (
 )
 from prfaas.request import AttemptId, Permit
 from prfaas.rpc import cache_translate as wire
-from prfaas.rpc.cache import Await, Get, Got, Lease, Leased, LeaseId, Put, Release, Renew, Wanted, Watch
+from prfaas.rpc.cache import Abandon, Await, Get, Got, Lease, Leased, LeaseId, Put, Release, Renew, Wanted, Watch
 from prfaas.rpc.cache_failures import error_of, status_of
 from prfaas.rpc.commands import Destination, Reserved
 from prfaas.rpc.v1 import cache_pb2 as pb
@@ -45,7 +45,6 @@ PUT = Put(
     keys=KEYS[:64],
     stop_tokens=256,
     states=(64, 256),
-    position_tokens=8192,
     source_node=NodeId("p0"),
     source_region=RegionId("far"),
     ttl_s=2.5,
@@ -60,7 +59,6 @@ GET = Get(
     state=True,
     attempt=ATTEMPT,
     destination=TO,
-    position_tokens=16384,
     deadline_s=1.5,
     urgency=1,
 )
@@ -72,8 +70,9 @@ ROOM = Reserved(kv_address="h:2", generation=1, incarnation=Incarnation(7), perm
     ("said", "pack", "unpack", "kind"),
     [
         (LEASE, wire.pack_lease, wire.unpack_lease, pb.LeaseRequest),
-        (Leased(LeaseId("l"), 8192, 8192), wire.pack_leased, wire.unpack_leased, pb.LeaseResponse),
-        (Leased(LeaseId("l"), 128, 0), wire.pack_leased, wire.unpack_leased, pb.LeaseResponse),
+        (Leased(LeaseId("l"), 8128, 8128, 8192), wire.pack_leased, wire.unpack_leased, pb.LeaseResponse),
+        (Leased(LeaseId("l"), 128, 0, 128), wire.pack_leased, wire.unpack_leased, pb.LeaseResponse),
+        (Leased(matched_tokens=64), wire.pack_leased, wire.unpack_leased, pb.LeaseResponse),
         (Leased(), wire.pack_leased, wire.unpack_leased, pb.LeaseResponse),
         (GET, wire.pack_get, wire.unpack_get, pb.GetRequest),
         (Got(2**40), wire.pack_got, wire.unpack_got, pb.GetResponse),
@@ -82,6 +81,7 @@ ROOM = Reserved(kv_address="h:2", generation=1, incarnation=Incarnation(7), perm
         (PUT, wire.pack_put, wire.unpack_put, pb.PutRequest),
         (Wanted(64, 256, (128, 256), ROOM), wire.pack_wanted, wire.unpack_wanted, pb.PutResponse),
         (Wanted(), wire.pack_wanted, wire.unpack_wanted, pb.PutResponse),
+        (Abandon(ATTEMPT), wire.pack_abandon, wire.unpack_abandon, pb.AbandonRequest),
         (Await(ATTEMPT, 3.0), wire.pack_await, wire.unpack_await, pb.AwaitRequest),
         (Watch("r0"), wire.pack_watch, wire.unpack_watch, pb.WatchRequest),
         (Watch("r0", Incarnation(2**64 - 1), 2**40), wire.pack_watch, wire.unpack_watch, pb.WatchRequest),
@@ -107,13 +107,13 @@ def changed(message: Message, **fields: Any) -> Any:
     [
         (wire.unpack_lease, changed(wire.pack_lease(LEASE), keys=b"")),
         (wire.unpack_lease, changed(wire.pack_lease(LEASE), keys=KEYS[:17])),
-        (wire.unpack_lease, changed(wire.pack_lease(LEASE), keys=KEYS + KEYS[:16])),
+        (wire.unpack_lease, changed(wire.pack_lease(LEASE), keys=KEYS * 128 + KEYS[:16])),
         (wire.unpack_lease, changed(wire.pack_lease(LEASE), tenant="t" * 513)),
         (wire.unpack_get, changed(wire.pack_get(GET), first_tokens=65)),
-        (wire.unpack_get, changed(wire.pack_get(GET), stop_tokens=8256)),
+        (wire.unpack_get, changed(wire.pack_get(GET), stop_tokens=8320)),
         (wire.unpack_get, changed(wire.pack_get(GET), stop_tokens=0)),
         (wire.unpack_get, changed(wire.pack_get(GET), stop_tokens=64, state=False)),
-        (wire.unpack_get, changed(wire.pack_get(GET), position_tokens=64)),
+        (wire.unpack_wanted, changed(wire.pack_wanted(Wanted(0, 8192, (), ROOM)), stop_tokens=8256)),
         (wire.unpack_get, changed(wire.pack_get(GET), urgency=3)),
         (wire.unpack_get, changed(wire.pack_get(GET), attempt=b"short")),
         (wire.unpack_put, changed(wire.pack_put(PUT), stop_tokens=320)),
@@ -125,7 +125,9 @@ def changed(message: Message, **fields: Any) -> Any:
         (wire.unpack_put, changed(wire.pack_put(PUT), state_checksums=bytes(3))),
         (wire.unpack_wanted, changed(wire.pack_wanted(Wanted(64, 128, (), ROOM)), first_tokens=192)),
         (wire.unpack_wanted, changed(wire.pack_wanted(Wanted(64, 128, (), ROOM)), states=[0])),
-        (wire.unpack_leased, changed(wire.pack_leased(Leased(LeaseId("l"), 128, 0)), state_tokens=64)),
+        (wire.unpack_leased, changed(wire.pack_leased(Leased(LeaseId("l"), 128, 0, 128)), state_tokens=64)),
+        (wire.unpack_leased, changed(wire.pack_leased(Leased(LeaseId("l"), 128, 0, 128)), matched_tokens=64)),
+        (wire.unpack_abandon, pb.AbandonRequest(put=b"short")),
     ],
 )
 def test_what_makes_no_sense_is_refused(unpack: Callable[..., Any], message: Message):

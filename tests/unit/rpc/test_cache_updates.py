@@ -8,8 +8,8 @@ from prfaas.cluster import Incarnation, Namespace
 from prfaas.errors import InvalidRequest
 from prfaas.kvcache.feed import Changes, Heartbeat, SnapshotBegin, SnapshotChunk, SnapshotEnd, Update
 from prfaas.kvcache.hashing import HASH_UNIT_TOKENS, KEY_BYTES, unit_keys
+from prfaas.kvcache.placement import PROMPT_UNITS
 from prfaas.kvcache.prefix import Change, ChangeKind
-from prfaas.kvcache.segments import SEGMENT_UNITS
 from prfaas.rpc.cache_updates import MAX_UPDATE_BYTES, pack_update, unpack_update
 from prfaas.rpc.v1 import cache_pb2 as pb
 
@@ -47,18 +47,24 @@ def test_every_update_arrives_as_it_was_told(changes: tuple[Change, ...], number
 
 
 def test_a_block_costs_its_key_once():
-    """The states of a segment, and a path that grows unit by unit, repeat no keys."""
-    path = keys(*range(SEGMENT_UNITS))
-    grown = [Change(ChangeKind.KV_ADDED, path[: end * KEY_BYTES]) for end in range(1, SEGMENT_UNITS + 1)]
+    """The states of a prompt, and a path that grows unit by unit, repeat no keys."""
+    path = keys(*range(128))
+    grown = [Change(ChangeKind.KV_ADDED, path[: end * KEY_BYTES]) for end in range(1, 129)]
     states = [Change(ChangeKind.STATE_ADDED, path)] * 50
     size = len(pack_update(update(*grown, *states)).SerializeToString())
     assert size < len(path) + 16 * (len(grown) + len(states))
     assert across(update(*grown, *states)) == update(*grown, *states)
 
 
+def test_the_longest_prompt_fits_an_update():
+    """It is told whole, whatever else is."""
+    change = Change(ChangeKind.KV_ADDED, bytes(PROMPT_UNITS * KEY_BYTES))
+    assert across(update(change)) == update(change)
+
+
 def test_field_I8_an_update_that_is_too_long_is_not_accepted():
     """A message is bounded on both sides; what is more comes in several."""
-    others = [keys(*range(first, first + SEGMENT_UNITS)) for first in range(200)]
+    others = [keys(*range(first, first + 128)) for first in range(200)]
     message = pb.Update(incarnation=1, seq=1)
     message.changes.changes.extend(pb.IndexChange(kind=pb.INDEX_CHANGE_KIND_KV_ADDED, keys=each) for each in others)
     assert message.ByteSize() > MAX_UPDATE_BYTES
@@ -73,14 +79,14 @@ def test_field_I8_an_update_that_is_too_long_is_not_accepted():
     [
         [pb.IndexChange(kind=pb.INDEX_CHANGE_KIND_KV_ADDED, keys=b"")],
         [pb.IndexChange(kind=pb.INDEX_CHANGE_KIND_KV_ADDED, keys=b"x" * 15)],
-        [pb.IndexChange(kind=pb.INDEX_CHANGE_KIND_KV_ADDED, keys=b"x" * KEY_BYTES * (SEGMENT_UNITS + 1))],
+        [pb.IndexChange(kind=pb.INDEX_CHANGE_KIND_KV_ADDED, keys=b"x" * KEY_BYTES * (PROMPT_UNITS + 1))],
         [pb.IndexChange(kind=pb.INDEX_CHANGE_KIND_KV_ADDED, shared_units=1, keys=b"x" * 16)],
         [pb.IndexChange(kind=99, keys=b"x" * 16)],
         [pb.IndexChange(keys=b"x" * 16)],
     ],
 )
 def test_field_I3_keys_of_another_size_are_refused(changes: list[pb.IndexChange]):
-    """Blocks are of one size: what does not fit into a segment of them is no change."""
+    """Blocks are of one size: what is not made of them, or of too many, is no change."""
     with pytest.raises(InvalidRequest):
         unpack_update(pb.Update(incarnation=1, seq=1, changes=pb.IndexChanges(changes=changes)))
 

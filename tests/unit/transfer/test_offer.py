@@ -1,6 +1,7 @@
 """The receiver derives what must come; an offer that differs is refused by the name of what differs."""
 
 import pytest
+from msgspec.structs import replace
 
 from prfaas.kvcache.layout import Extent, KvLayout, TensorKind, TensorSpec, Window, chunk_ends, whole
 from prfaas.transfer.frames import LIMIT_BYTES, Cause, Kind, ProtocolError
@@ -56,17 +57,61 @@ def test_field_H3_a_tensor_of_another_size_or_place_is_named(field: str):
     assert "layer 1 keys" in refusal(20, changed(offer, groups=(offer.groups[0], Group(**fields)))).detail
 
 
-def test_an_offer_of_more_than_must_come_is_refused():
+@pytest.mark.parametrize("more", [Group(0, 0, 1, 12), Group(0, 1, 1, 12), Group(7, 0, 3, 320)])
+def test_field_H3_a_tensor_that_nobody_knows_is_refused(more: Group):
+    """Or one that comes again: nothing beside what must come is taken or waited for."""
     offer, _ = offered()
-    assert "3 groups offered, 2 expected" in refusal(20, changed(offer, groups=(*offer.groups, offer.groups[0]))).detail
+    assert "3 groups offered, 2 expected" in refusal(20, changed(offer, groups=(*offer.groups, more))).detail
+
+
+#: What a KDA layer keeps, of this rank's heads: what the convolutions of q, k and v still see, and the recurrent state.
+KDA = (
+    TensorSpec("q_conv", TensorKind.STATE, "bfloat16", (3, 64)),
+    TensorSpec("k_conv", TensorKind.STATE, "bfloat16", (3, 64)),
+    TensorSpec("v_conv", TensorKind.STATE, "bfloat16", (3, 128)),
+    TensorSpec("recurrent", TensorKind.STATE, "float32", (2, 32, 32)),
+)
+
+
+def kda(*parts: TensorSpec) -> KvLayout:
+    return KvLayout((parts, LAYOUT.layers[1]))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "named"),
+    [
+        ((*KDA[:3], replace(KDA[3], shape=(1, 32, 32))), "layer 0 recurrent"),
+        ((KDA[0], replace(KDA[1], shape=(3, 32)), *KDA[2:]), "layer 0 k_conv"),
+        ((KDA[0], KDA[2], KDA[1], KDA[3]), "layer 0 k_conv"),
+        (KDA[:3], "layer 0 recurrent"),
+        ((*KDA, TensorSpec("mtp", TensorKind.STATE, "bfloat16", (64,))), "layer 1 keys"),
+    ],
+    ids=[
+        "half of the heads",
+        "half of one convolution",
+        "as many bytes in another order",
+        "a part less",
+        "a buffer more",
+    ],
+)
+def test_field_H4_every_part_of_a_state_is_checked_by_its_size(theirs: tuple[TensorSpec, ...], named: str):
+    """Also where all of them together have as many bytes: the first tensor that differs is named, at either end."""
+    ours, other = kda(*KDA), kda(*theirs)
+    for held, sent in ((ours, other), (other, ours)):
+        offer, _ = offer_for(sent, whole(20), (8, 20), span(20), PIECE_BYTES)
+        with pytest.raises(ProtocolError) as caught:
+            expected_pieces(held, whole(20), span(20), offer, PIECE_BYTES)
+        assert caught.value.cause is Cause.OFFER_MISMATCH
+        assert named in caught.value.detail or held is other
 
 
 @pytest.mark.parametrize(
     "other",
     [Extent(0, 21, (20,)), Extent(0, 20), Extent(0, 20, (8, 20)), Extent(0, 20, (8,)), Extent(1, 20, (20,)), whole(21)],
 )
-def test_an_offer_of_another_extent_is_refused(other: Extent):
-    """Rows and states are compared, not only the bytes: a state of another length has as many."""
+def test_field_H1_rows_and_states_of_another_length_are_refused(other: Extent):
+    """Both ends agree on one length for all tensors. Bytes alone would not show it: a state of another length has as
+    many."""
     assert "rows 0:20 and 1 states (20,), offered" in refusal(20, changed(offered()[0], extent=other)).detail
 
 
@@ -101,7 +146,7 @@ def test_both_ends_have_the_same_pieces_wherever_they_lie():
     assert runs[1][0].places == ((9000, 12), (5000, 128)) and runs[1][1].places == ((1000, 12), (1064, 64))
 
 
-def test_a_segment_of_a_large_model_is_one_transfer():
+def test_what_moves_at_once_of_a_large_model_is_one_transfer():
     """8,192 tokens in blocks of 64, of 96 layers with keys and values."""
     keys = LAYOUT.layers[1][0]
     large = KvLayout(layers=((keys, keys),) * 96)
