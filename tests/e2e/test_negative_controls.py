@@ -29,7 +29,8 @@ async def tampered(
     alone: Callable[[str], Alone],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[tuple[LocalCluster, Tamper, Alone]]:
-    """One prefill worker, one PD node, and the man in the middle of the path between them."""
+    """One prefill worker, one PD node, and the man in the middle of the path between them. Without a cache, from which
+    the decode node would have the KV that is asked for twice."""
     reference = alone(request.param)
     kv_port, tamper_port = free_ports(2)
     tamper = Tamper(reference.engine.info.layout, kv_port)
@@ -38,6 +39,7 @@ async def tampered(
         model_dir=model_dir(request.param),
         threshold_tokens=0,
         pd_roles=("mixed",),
+        pools=0,
         log_dir=tmp_path_factory.mktemp("logs"),
         extra={"decode-worker": (*path, "--kv-advertise", f"a=127.0.0.1:{tamper_port}")},
     )
