@@ -59,7 +59,16 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
 def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> StartCluster:
     """Start a cluster of the plan on each kind of store in turn."""
     endpoints = () if request.param == "embedded" else (request.getfixturevalue("etcd").endpoint,)
+    return _starter(endpoints, tmp_path_factory)
 
+
+@pytest.fixture(scope="session")
+def start_embedded(tmp_path_factory: pytest.TempPathFactory) -> StartCluster:
+    """Start a cluster of the plan on the embedded store, where what is tested does not meet the store."""
+    return _starter((), tmp_path_factory)
+
+
+def _starter(endpoints: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> StartCluster:
     @asynccontextmanager
     async def begin(plan: Plan) -> AsyncIterator[LocalCluster]:
         logs = tmp_path_factory.mktemp("logs")

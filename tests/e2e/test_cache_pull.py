@@ -20,7 +20,7 @@ KEY_BYTES = 16
 
 
 async def test_a_prefix_of_the_other_region_is_brought_over_the_line(
-    start: StartCluster, model_dir: Callable[[str], Path], alone: Callable[[str], Alone]
+    start_embedded: StartCluster, model_dir: Callable[[str], Path], alone: Callable[[str], Alone]
 ):
     """The PD region has lost what it held, the other region has the prompt still. With a line to spare the prompt
     counts as short: it stays, and its prefix crosses instead of being computed. From then on the PD region has it
@@ -36,7 +36,7 @@ async def test_a_prefix_of_the_other_region_is_brought_over_the_line(
         wan=Wan(mbit=1000, rtt_ms=4),
         extra={"router": ("--bandwidth", "abundant")},
     )
-    async with start(plan) as cluster:
+    async with start_embedded(plan) as cluster:
         for region in (PREFILL_REGION, PD_REGION):
             await eventually(partial(followed, cluster, region, 1))
         cold = await complete(cluster, prompt, TOKENS)

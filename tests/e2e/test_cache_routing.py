@@ -24,12 +24,12 @@ async def told_of(cluster: LocalCluster, units: int) -> bool:
 
 
 async def test_a_conversation_that_was_long_is_short_when_its_history_is_cached(
-    start: StartCluster, model_dir: Callable[[str], Path], alone: Callable[[str], Alone]
+    start_embedded: StartCluster, model_dir: Callable[[str], Path], alone: Callable[[str], Alone]
 ):
     """The first turn goes to the other region. Of the second the PD region has all but the new question: it stays, and
     prefill takes from the cache exactly what the index promised."""
     plan = Plan(model_dir=model_dir("cost_model"), threshold_tokens=1000)
-    async with start(plan) as cluster:
+    async with start_embedded(plan) as cluster:
         for region in (PREFILL_REGION, PD_REGION):
             await eventually(partial(_followed, cluster, region))
         first = await complete(cluster, token_ids(3000), 40)
