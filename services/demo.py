@@ -40,7 +40,7 @@ class Shown:
 
 async def run(model_dir: Path, model: str, console: Console, log_dir: Path) -> dict[str, Shown]:
     """Start the cluster, ask both prompts one after the other, stop the cluster."""
-    plan = Plan(model_dir=model_dir, threshold_tokens=THRESHOLD_TOKENS, wan=WAN, log_dir=log_dir)
+    plan = Plan(model_dir=model_dir, threshold_tokens=THRESHOLD_TOKENS, wan=WAN, pools=1, log_dir=log_dir)
     with console.status("starting 1 router, 1 prefill worker in region a, 2 PD nodes in region b, a WAN between them"):
         starting = local_cluster(plan)
         cluster = await starting.__aenter__()

@@ -70,7 +70,7 @@ class Plan:
     kv_pool_bytes: int = 256 << 20
     #: Shards of the prefix cache in each region, and the memory of each; 0 for no cache. `pool_dir`: where they keep
     #: what memory has no room for, each in a folder of its own.
-    pools: int = 1
+    pools: int = 0
     pool_bytes: int = 256 << 20
     pool_dir: Path | None = None
     log_format: str = "text"

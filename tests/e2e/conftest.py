@@ -83,7 +83,7 @@ async def hybrid(
     request: pytest.FixtureRequest, start: StartCluster, model_dir: Callable[[str], Path]
 ) -> AsyncIterator[tuple[str, LocalCluster]]:
     """A cluster of a hybrid model in which every prompt is long: family and cluster."""
-    async with start(Plan(model_dir=model_dir(request.param), threshold_tokens=0)) as cluster:
+    async with start(Plan(model_dir=model_dir(request.param), threshold_tokens=0, pools=1)) as cluster:
         yield request.param, cluster
 
 

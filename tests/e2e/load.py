@@ -1,6 +1,6 @@
 """Steady load on a live cluster: requests that come at a rate, each answer compared with the reference.
 
-Few prompts come again and again: a cluster that should have work with them has no cache (`pools=0`).
+Few prompts come again and again: a cluster that should have work with them has no cache.
 """
 
 import asyncio

@@ -45,7 +45,9 @@ async def local(
     request: pytest.FixtureRequest, start_embedded: StartCluster, model_dir: ModelDir
 ) -> AsyncIterator[tuple[str, LocalCluster]]:
     """A cluster in which a PD node prefills whatever it decodes: family and cluster."""
-    plan = Plan(model_dir=model_dir(request.param), threshold_tokens=1 << 20, prefill_workers=0, pd_roles=("mixed",))
+    plan = Plan(
+        model_dir=model_dir(request.param), threshold_tokens=1 << 20, prefill_workers=0, pd_roles=("mixed",), pools=1
+    )
     async with start_embedded(plan) as cluster:
         yield request.param, cluster
 
@@ -121,7 +123,7 @@ async def test_a_pool_that_dies_costs_no_request(start_embedded: StartCluster, m
     """kill -9 in the middle of puts and gets: whoever was served from it is served without it, and when it is back it
     is used again."""
     family = "kimi_linear"
-    plan = Plan(model_dir=model_dir(family), threshold_tokens=0)
+    plan = Plan(model_dir=model_dir(family), threshold_tokens=0, pools=1)
     async with start_embedded(plan) as cluster:
         prompts = [token_ids(700, seed=10) + token_ids(100, seed=20 + number) for number in range(6)]
         for round_number in range(3):

@@ -37,7 +37,7 @@ async def test_requests_are_served_without_the_cache_and_with_it_again(
 ):
     """Shards that die, or that stand still, cost what they would have spared and nothing else; those that come back
     have what they had on their disks."""
-    async with local_cluster(Plan(model_dir=model_dir(FAMILY), pool_dir=tmp_path / "pools")) as cluster:
+    async with local_cluster(Plan(model_dir=model_dir(FAMILY), pools=1, pool_dir=tmp_path / "pools")) as cluster:
         expected = (await complete(cluster, PROMPT, TOKENS)).token_ids
         async with asyncio.timeout(LIVENESS_S):
             while not await hits(cluster):
@@ -63,6 +63,7 @@ async def test_a_prefix_that_never_arrives_costs_the_only_decode_node_one_attemp
     """The shard promises a prefix and begins to send it, but its pump stands still: the node that waited in vain is not
     to blame, and serves the request without the cache."""
     plan = Plan(
+        pools=1,
         model_dir=model_dir(FAMILY),
         threshold_tokens=0,
         pd_roles=("mixed",),

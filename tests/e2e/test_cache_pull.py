@@ -29,6 +29,7 @@ async def test_a_prefix_of_the_other_region_is_brought_over_the_line(
     held, expected, layout = (len(prompt) - 1) // UNIT * UNIT, model.answer(prompt, TOKENS), model.engine.info.layout
     prefix_bytes = layout.bytes_per_token * held + layout.state_bytes
     plan = Plan(
+        pools=1,
         model_dir=model_dir("cost_model"),
         threshold_tokens=1000,
         rebalance=False,

@@ -28,7 +28,7 @@ async def test_a_conversation_that_was_long_is_short_when_its_history_is_cached(
 ):
     """The first turn goes to the other region. Of the second the PD region has all but the new question: it stays, and
     prefill takes from the cache exactly what the index promised."""
-    plan = Plan(model_dir=model_dir("cost_model"), threshold_tokens=1000)
+    plan = Plan(model_dir=model_dir("cost_model"), threshold_tokens=1000, pools=1)
     async with start_embedded(plan) as cluster:
         for region in (PREFILL_REGION, PD_REGION):
             await eventually(partial(_followed, cluster, region))

@@ -65,9 +65,7 @@ async def test_field_L1_t_rises_when_the_link_is_throttled_and_falls_again(
     start: StartCluster, model_dir: ModelDir, alone: Reference
 ):
     """The line drops from 200 Mbit/s to 16: more stays local. It comes back: t returns to what it was."""
-    plan = Plan(
-        model_dir=model_dir("cost_model"), threshold_tokens=600, wan=Wan(mbit=200, rtt_ms=20), rebalance=False, pools=0
-    )
+    plan = Plan(model_dir=model_dir("cost_model"), threshold_tokens=600, wan=Wan(mbit=200, rtt_ms=20), rebalance=False)
     async with start(plan) as cluster:
         async with loaded(cluster, alone("cost_model"), MIX, per_s=6) as load:
 
@@ -101,7 +99,6 @@ async def test_a_flip_under_load_loses_and_repeats_nothing(start: StartCluster, 
         pd_roles=("mixed", "decode", "decode"),
         rebalance=False,
         admin_key=KEY,
-        pools=0,
     )
     async with start(plan) as cluster:
         async with loaded(cluster, alone("cost_model"), STREAMS, per_s=8) as load:
@@ -135,7 +132,6 @@ async def test_a_shift_of_demand_flips_a_node_under_load(start: StartCluster, mo
         pd_roles=("prefill", "decode", "decode"),
         slow_period_s=2,
         admin_key=KEY,
-        pools=0,
         extra={"router": options},
     )
     async with start(plan) as cluster:
@@ -230,7 +226,6 @@ async def test_field_K1_the_plan_outlives_the_store(
             model_dir=model_dir("cost_model"),
             etcd=(endpoint,),
             admin_key=KEY,
-            pools=0,
             slow_period_s=3600,
             threshold_tokens=700,
             log_dir=tmp_path / "logs",

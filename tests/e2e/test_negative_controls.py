@@ -39,7 +39,6 @@ async def tampered(
         model_dir=model_dir(request.param),
         threshold_tokens=0,
         pd_roles=("mixed",),
-        pools=0,
         log_dir=tmp_path_factory.mktemp("logs"),
         extra={"decode-worker": (*path, "--kv-advertise", f"a=127.0.0.1:{tamper_port}")},
     )
