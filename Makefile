@@ -13,7 +13,7 @@ MOONCAKE := $(CURDIR)/$(VENV)/lib/mooncake
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check stubs docs reproduce sim-coverage bench-cache bench-decisions bench-transport soak-transfer soak-cache etcd mooncake clean
+.PHONY: help setup demo test test-slow check stubs docs reproduce sim-coverage bench-cache bench-decisions bench-transport soak-transfer soak-cache etcd mooncake clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -31,6 +31,9 @@ demo: setup ## two regions on this machine: a long prompt is prefilled in the ot
 
 test: setup etcd mooncake ## all tests
 	PATH="$(BIN):$$PATH" LD_LIBRARY_PATH="$(MOONCAKE)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" $(BIN)/python -m pytest
+
+test-slow: setup etcd ## the long ones that `test` leaves out, each a sibling of one that it runs
+	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -m slow
 
 check: setup ## format, lint, types, import contracts, fresh stubs and docs, wire compatibility, unit tests
 	$(BIN)/ruff format --check .

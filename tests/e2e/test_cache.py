@@ -119,6 +119,7 @@ async def test_a_remote_turn_sends_what_is_missing(hybrid: tuple[str, LocalClust
     await eventually(partial(at_rest, cluster))
 
 
+@pytest.mark.slow
 async def test_a_pool_that_dies_costs_no_request(start_embedded: StartCluster, model_dir: ModelDir, alone: Reference):
     """kill -9 in the middle of puts and gets: whoever was served from it is served without it, and when it is back it
     is used again."""

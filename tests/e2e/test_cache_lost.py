@@ -31,7 +31,7 @@ async def hits(cluster: LocalCluster) -> float:
     return sum([total(await metrics(cluster, worker), name) for worker in workers])
 
 
-@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("sig", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 async def test_requests_are_served_without_the_cache_and_with_it_again(
     model_dir: Callable[[str], Path], tmp_path: Path, sig: signal.Signals
 ):

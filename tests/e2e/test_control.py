@@ -62,11 +62,11 @@ async def set_line(cluster: LocalCluster, mbit: float) -> None:
 
 
 async def test_field_L1_t_rises_when_the_link_is_throttled_and_falls_again(
-    start: StartCluster, model_dir: ModelDir, alone: Reference
+    start_embedded: StartCluster, model_dir: ModelDir, alone: Reference
 ):
     """The line drops from 200 Mbit/s to 16: more stays local. It comes back: t returns to what it was."""
     plan = Plan(model_dir=model_dir("cost_model"), threshold_tokens=600, wan=Wan(mbit=200, rtt_ms=20), rebalance=False)
-    async with start(plan) as cluster:
+    async with start_embedded(plan) as cluster:
         async with loaded(cluster, alone("cost_model"), MIX, per_s=6) as load:
 
             async def known() -> bool:
@@ -122,7 +122,9 @@ async def test_a_flip_under_load_loses_and_repeats_nothing(start: StartCluster, 
         await eventually(lambda: at_rest(cluster))
 
 
-async def test_a_shift_of_demand_flips_a_node_under_load(start: StartCluster, model_dir: ModelDir, alone: Reference):
+async def test_a_shift_of_demand_flips_a_node_under_load(
+    start_embedded: StartCluster, model_dir: ModelDir, alone: Reference
+):
     """Long outputs want two nodes that decode. Then come long prompts and short outputs: the leader makes one of them
     prefill, while requests come in, and none is lost or repeated."""
     options = ("--demand-half-life-s", "10", "--role-dwell-s", "4", "--role-warm-up-s", "2", "--report-s", "0.5")
@@ -134,7 +136,7 @@ async def test_a_shift_of_demand_flips_a_node_under_load(start: StartCluster, mo
         admin_key=KEY,
         extra={"router": options},
     )
-    async with start(plan) as cluster:
+    async with start_embedded(plan) as cluster:
         async with loaded(cluster, alone("cost_model"), STREAMS, per_s=12) as load:
 
             async def planned_for() -> bool:

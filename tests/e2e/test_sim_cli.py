@@ -158,6 +158,7 @@ def test_a_table_in_a_pipe_is_wide(scenario):
     assert all(name in head for name in ("rate_per_s", "throughput_per_s", "ttft mean", "remote_share", "failed"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_quick_reproduction_has_every_figure_and_writes_its_page(tmp_path):
     """All keys are there, the page has its table and charts, and figures out of bounds do not fail it."""

@@ -68,7 +68,7 @@ async def pushing(worker: Worker, here: Router, there: Router, line: Line, one: 
     there.send(one, prefill(TOKENS, destination))
 
 
-@pytest.mark.parametrize("how", ["aborted", "silent", "whole"])
+@pytest.mark.parametrize("how", ["aborted", pytest.param("silent", marks=pytest.mark.slow), "whole"])
 @pytest.mark.parametrize("family", ["qwen3", "kimi_linear"])
 async def test_a_local_prefill_goes_on_from_the_verified_boundary(models: dict[str, Path], family: str, how: str):
     """Whether the sender gave up, nothing comes any more, or everything had arrived by then: the same attempt is
