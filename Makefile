@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## two regions on this machine: a long prompt is prefilled in the other one
 	$(BIN)/prfaas demo
 
-test: setup etcd mooncake ## all tests
+test: setup etcd mooncake ## the tests
 	PATH="$(BIN):$$PATH" LD_LIBRARY_PATH="$(MOONCAKE)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" $(BIN)/python -m pytest
 
 test-slow: setup etcd ## the long ones that `test` leaves out, each a sibling of one that it runs
