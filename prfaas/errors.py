@@ -74,6 +74,22 @@ class DeadlineExceeded(PrfaasError):
         self.stage, self.seconds = stage, seconds
 
 
+class DeadlineOutOfReach(DeadlineExceeded):
+    """A deadline that has not passed, but that cannot be kept as things are."""
+
+    def __init__(self, stage: str, seconds: float) -> None:
+        super().__init__(stage, seconds)
+        self.args = (f"{stage} cannot be had within {seconds:.3f} s",)
+
+
+class NotAuthenticated(PrfaasError):
+    """The caller shows no key, or none that is known."""
+
+
+class NotPermitted(PrfaasError):
+    """The caller is known, and may not do this."""
+
+
 class NamespaceMismatch(PrfaasError):
     """Two sides hold KV of different models or geometries and must not exchange any."""
 

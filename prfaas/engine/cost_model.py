@@ -90,6 +90,7 @@ class CostModelEngine:
             max_context_tokens=self._config.max_context_tokens,
             vocab_tokens=self._config.vocab_tokens,
             repeatable=True,
+            tokenizer=tokenizer_digest(model_dir),
         )
 
     def new_cache(self) -> CostCache:

@@ -15,18 +15,17 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from prfaas.cluster import Namespace
+from prfaas.cluster import LOGPROBS, Namespace
 from prfaas.engine import sampling
 from prfaas.engine.fingerprint import tokenizer_digest, weights_digest
 from prfaas.engine.gathering import gather
 from prfaas.engine.hf_cache import HfCache
 from prfaas.engine.hf_layout import layout_of
-from prfaas.engine.port import Cache, EngineInfo, LayerHook, StepInput, StepOutput
+from prfaas.engine.port import TOP_LOGITS, Cache, EngineInfo, LayerHook, StepInput, StepOutput
 from prfaas.kvcache.hashing import HASH_UNIT_TOKENS
 from prfaas.kvcache.layout import KvLayout, Part, TensorKind, TensorSpec, namespace_digest
 
 CHUNK_TOKENS = 256
-TOP_LOGITS = 8
 DTYPE = "float32"
 
 #: Kimi's reference kernel builds [chunk, chunk, width] tensors: twice as fast with 16 as with its default 64.
@@ -85,7 +84,7 @@ class HfEngine:
         output = self._forward(self._model, each.cache, torch.tensor([[each.token_id]]), logits_to_keep=1)
         logits = output.logits[0, -1].float().numpy()
         token_id = sampling.draw(logits, each.sampling, position=each.cache.tokens)
-        return StepOutput(token_id, sampling.best(logits, TOP_LOGITS))
+        return StepOutput(token_id, sampling.best(logits, TOP_LOGITS), sampling.score(logits, token_id))
 
     def _forward(self, model: torch.nn.Module, cache: Cache, ids: torch.Tensor, **arguments: int) -> Any:
         """Append `ids`. Positions follow from the cache."""
@@ -120,6 +119,8 @@ class HfEngine:
             max_context_tokens=self._config.max_position_embeddings,
             vocab_tokens=self._config.vocab_size,
             eos_token_ids=_ids(self._model.generation_config.eos_token_id),
+            capabilities=(LOGPROBS,),
+            tokenizer=tokenizer_digest(model_dir),
         )
 
 

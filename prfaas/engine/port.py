@@ -12,7 +12,10 @@ import msgspec
 
 from prfaas.cluster import Namespace
 from prfaas.kvcache.layout import KvLayout, Part
-from prfaas.request import Sampling
+from prfaas.request import Sampling, Score
+
+#: How many of the highest logits an engine gives at the most.
+TOP_LOGITS = 20
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +30,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_tokens: int
     eos_token_ids: tuple[int, ...] = ()
     repeatable: bool = False
+    #: What it can do that not every engine can, in the words of `prfaas.cluster`.
+    capabilities: tuple[str, ...] = ()
+    #: Digest of the tokenizer that its token ids belong to.
+    tokenizer: str = ""
 
 
 class Cache(Protocol):
@@ -47,10 +54,12 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The token drawn, and the highest logits as (token id, logit), best first."""
+    """The token drawn, and the highest logits as (token id, logit), best first. An engine with the capability LOGPROBS
+    gives TOP_LOGITS of them and the score of the token."""
 
     token_id: int
     top_logits: tuple[tuple[int, float], ...] = ()
+    score: Score | None = None
 
 
 LayerHook = Callable[[int], None]

@@ -4,10 +4,12 @@ The generator is counter-based, keyed by the request's seed and set to the posit
 node draws the same tokens without any generator state being moved.
 """
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
-from prfaas.request import Sampling
+from prfaas.request import Sampling, Score
 
 Logits = npt.NDArray[np.float32]
 
@@ -33,6 +35,13 @@ def best(logits: Logits, count: int) -> tuple[tuple[int, float], ...]:
     candidates = np.argpartition(-logits, min(count, len(logits)) - 1)[:count]
     ranked = sorted((-float(logits[token]), int(token)) for token in candidates)
     return tuple((token, -negative) for negative, token in ranked)
+
+
+def score(logits: Logits, token_id: int) -> Score:
+    """Of a token under the model itself, as temperature 1 would draw it."""
+    highest = float(logits.max())
+    mass = float(np.exp(logits.astype(np.float64) - highest).sum())
+    return Score(float(logits[token_id]), highest + math.log(mass))
 
 
 def _uniform(seed: int, position: int) -> float:

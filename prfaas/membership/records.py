@@ -72,6 +72,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     model: str
     rpc_address: str
+    link_address: str = ""
     kv_addresses: dict[str, str] = {}
     oldest_wire: int = 1
     newest_wire: int = 1
@@ -79,6 +80,9 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     hardware: str = ""
     prefill_share: float | None = None
+    capabilities: tuple[str, ...] = ()
+    tokenizer: str = ""
+    max_sequences: int = 0
     epoch: int = 0
     phase: str = "serving"
     accepting: bool = True
@@ -94,6 +98,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
             namespace=node.namespace,
             model=node.model,
             rpc_address=node.rpc_address,
+            link_address=node.link_address,
             kv_addresses=dict(node.kv_addresses),
             oldest_wire=node.wire.oldest,
             newest_wire=node.wire.newest,
@@ -101,6 +106,9 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
             eos_token_ids=node.eos_token_ids,
             hardware=node.hardware,
             prefill_share=node.prefill_share,
+            capabilities=node.capabilities,
+            tokenizer=node.tokenizer,
+            max_sequences=node.max_sequences,
         )
 
     def to_node(self, load: NodeLoad) -> Node:
@@ -113,12 +121,16 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
             namespace=Namespace(self.namespace),
             model=self.model,
             rpc_address=self.rpc_address,
+            link_address=self.link_address,
             kv_addresses=MappingProxyType(self.kv_addresses),
             wire=WireRange(self.oldest_wire, self.newest_wire),
             max_context_tokens=self.max_context_tokens,
             eos_token_ids=self.eos_token_ids,
             hardware=self.hardware,
             prefill_share=self.prefill_share,
+            capabilities=self.capabilities,
+            tokenizer=self.tokenizer,
+            max_sequences=self.max_sequences,
             load=load,
         )
 

@@ -13,7 +13,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from prfaas.errors import ConfigError, InvalidRequest
-from prfaas.tokenizer.port import Message
+from prfaas.tokenizer.port import Message, Tool
 
 
 class ChatTemplate:
@@ -26,16 +26,23 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = time.strftime
+        self.source = source
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError("model", f"the chat template cannot be read: {error}") from error
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), add_generation_prompt: bool = True
+    ) -> str:
         try:
             return self._template.render(
-                self._special_tokens, messages=messages, tools=None, documents=None, add_generation_prompt=True
+                self._special_tokens,
+                messages=messages,
+                tools=tools or None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
             )
         except Exception as error:  # a template is foreign code
             raise InvalidRequest(f"The chat template refuses these messages: {error}") from error

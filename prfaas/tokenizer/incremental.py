@@ -32,6 +32,11 @@ class IncrementalDetokenizer:
         """The text that is final now. Tokens may arrive in batches of any size."""
         return "".join([self._push_one(token_id) for token_id in token_ids if self._vocabulary.has_text(token_id)])
 
+    @property
+    def whole(self) -> bool:
+        """What a token says may always depend on the one before."""
+        return False
+
     def flush(self) -> str:
         """What was held back, as it stands. Nothing may be pushed afterwards."""
         return self._vocabulary.decode(self._window)[len(self._shown_text) :]

@@ -6,11 +6,10 @@ linear (Knuth-Morris-Pratt, one state per stop string).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(NamedTuple):
     """Text that may be shown, and whether a stop string followed it."""
 
     text: str

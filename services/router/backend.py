@@ -7,15 +7,20 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from prfaas.cluster import ClusterView, Role
-from prfaas.errors import Overloaded
-from prfaas.flows.ports import ServePorts, TokenBatch
+from prfaas.errors import Overloaded, PrfaasError
+from prfaas.flows.ports import TokenBatch
 from prfaas.flows.serve import ServeParams, serve
 from prfaas.flows.story import Story
+from prfaas.live.leg import Take
+from prfaas.live.serve_ports import LiveServePorts
 from prfaas.live.steering import Steering
-from prfaas.request import NO_MATCHES, AttemptId, Matches, Request, RequestId
+from prfaas.request import NO_MATCHES, TOKEN_BYTES, AttemptId, Matches, Request, RequestId
 from services.router.metrics import RouterMetrics
 from services.router.openai.port import ModelCard
+from services.router.same_tokenizer import SameTokenizer
 
+#: Of a stream whose tokens are diverted: the limits that flows put on their waits are much longer.
+LIVELY_S = 5.0
 #: What is cached of a request's prompt.
 Find = Callable[[Request], Awaitable[Matches]]
 
@@ -26,8 +31,8 @@ class ClusterBackend:
 
     def __init__(
         self,
-        view: Callable[[], ClusterView],
-        ports: ServePorts,
+        view: SameTokenizer,
+        ports: LiveServePorts,
         steering: Steering,
         params: ServeParams,
         metrics: RouterMetrics,
@@ -38,15 +43,35 @@ class ClusterBackend:
         self._salt, self._matches = salt, matches
         self._view, self._ports, self._params, self._steering = view, ports, params, steering
         self._metrics, self._max_in_flight = metrics, max_in_flight
+        #: How often such a stream shows its flow that it is alive.
+        self._lively_s = min(LIVELY_S, params.token_gap_timeout_s / 4)
+        self._seen: ClusterView | None = None
+        self._cards: Sequence[ModelCard] = ()
+        self._places: int | None = None
         self._in_flight = 0
         self._created = int(time.time())
         self.draining = False
 
     def models(self) -> Sequence[ModelCard]:
+        self._look()
+        return self._cards
+
+    def places(self) -> int | None:
+        """For sequences, on all nodes that decode; None when one of them does not say."""
+        self._look()
+        return self._places
+
+    def _look(self) -> None:
         view = self._view()
+        if view is not self._seen:
+            self._seen, self._cards, self._places = view, self._cards_of(view), _places(view)
+
+    def _cards_of(self, view: ClusterView) -> Sequence[ModelCard]:
         longest: dict[str, ModelCard] = {}
+        capabilities: dict[str, frozenset[str]] = {}
         for node in (view.nodes[node_id] for node_id in view.decode):
             card = longest.get(node.model)
+            capabilities[node.model] = capabilities.get(node.model, frozenset(node.capabilities)) & {*node.capabilities}
             if card is None or card.max_context_tokens < node.max_context_tokens:
                 longest[node.model] = ModelCard(
                     id=node.model,
@@ -54,12 +79,14 @@ class ClusterBackend:
                     max_context_tokens=node.max_context_tokens,
                     eos_token_ids=node.eos_token_ids,
                 )
-        return [longest[model] for model in sorted(longest)]
+        return [replace(longest[model], capabilities=capabilities[model]) for model in sorted(longest)]
 
     def obstacle(self) -> str | None:
         view = self._view()
         if view.decode:
             return "this router is draining" if self.draining else None
+        if not view.nodes and self._view.others:
+            return f"the tokenizer of {self._view.others[0]} is not this router's"
         draining = any(node.role is not Role.PREFILL and node.load.draining for node in view.nodes.values())
         return "all nodes that decode are draining" if draining else "no live worker serves a model"
 
@@ -69,35 +96,64 @@ class ClusterBackend:
         self._in_flight += 1
         self._steering.decisions.begun(request, story)
         try:
-            request, matches = await self._looked_up(request, story)
+            request, matches = await self._looked_up(request)
             async with aclosing(serve(request, matches, self._params, self._ports, story)) as batches:
-                last_s: float | None = None
                 async for batch in batches:
-                    now_s = self._ports.now()
-                    if last_s is not None and batch.tokens:
-                        self._metrics.gap(now_s - last_s)
-                    last_s = now_s
+                    self._came(story, batch.tokens)
                     yield batch
         finally:
             self._in_flight -= 1
             if story.finish is not None:
                 self._steering.finished(story.output_tokens, self._ports.now())
 
-    async def _looked_up(self, request: Request, story: Story) -> tuple[Request, Matches]:
+    def divert(self, story: Story, take: Take) -> None:
+        gap = self._metrics.gap
+
+        def count_if_taken(tokens: bytes, now_s: float) -> bool:
+            if not take(tokens, now_s):
+                return False
+            if story.last_s is not None:
+                gap(now_s - story.last_s)
+            story.last_s = now_s
+            story.output_tokens += len(tokens) // TOKEN_BYTES
+            return True
+
+        attempt = story.attempts[-1]
+        self._ports.divert(attempt.route.decode, attempt.id, count_if_taken, self._lively_s)
+
+    def _came(self, story: Story, tokens: bytes) -> None:
+        now_s = self._ports.now()
+        if story.last_s is not None and tokens:
+            self._metrics.gap(now_s - story.last_s)
+        story.last_s = now_s
+
+    async def predicted_ttft_s(self, request: Request) -> float | None:
+        """If it went to the workers now; None when that is not known."""
+        request = replace(request, salt=self._salt(request.tenant))
+        matches = NO_MATCHES if self._matches is None else await self._matches(request)
+        try:
+            route = self._params.choose(request, matches, self._ports.view(), self._ports.routing(), frozenset())
+        except PrfaasError:
+            return None
+        return route.predicted_ttft_s
+
+    async def _looked_up(self, request: Request) -> tuple[Request, Matches]:
         """The request with the salt of its tenant, and what is cached of it."""
         request = replace(request, salt=self._salt(request.tenant))
         if self._matches is None:
             return request, NO_MATCHES
-        begun_s = self._ports.now()
-        matches = await self._matches(request)
-        story.terms["route"] = self._ports.now() - begun_s
-        return request, matches
+        return request, await self._matches(request)
 
     def new_request_id(self) -> RequestId:
         return RequestId(secrets.token_hex(16))
 
     def metrics_text(self) -> bytes:
         return self._metrics.exposition(self._view(), self._in_flight, self._steering)
+
+
+def _places(view: ClusterView) -> int | None:
+    places = [view.nodes[node_id].max_sequences for node_id in view.decode]
+    return sum(places) if places and all(places) else None
 
 
 def new_attempt_id() -> AttemptId:

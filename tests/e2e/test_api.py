@@ -41,7 +41,8 @@ BAD = [
     ("chat", {**CHAT, "max_tokens": -1}, 400, "max_tokens"),
     ("chat", {**CHAT, "temperature": 9}, 400, "temperature"),
     ("chat", {**CHAT, "top_p": 0}, 400, "top_p"),
-    ("chat", {**CHAT, "n": 2}, 400, "n"),
+    ("chat", {**CHAT, "n": 65}, 400, "n"),
+    ("chat", {**CHAT, "logprobs": True}, 400, "logprobs"),
     ("chat", {**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
     ("chat", {**CHAT, "response_format": {"type": "json_object"}}, 400, "response_format"),
     ("chat", {**CHAT, "logit_bias": {"5": 1}}, 400, "logit_bias"),
@@ -143,6 +144,6 @@ async def test_the_official_client_sees_its_errors(quick: LocalCluster):
         with pytest.raises(openai.NotFoundError):
             await client.chat.completions.create(model="nobody", messages=HELLO)  # type: ignore[arg-type]
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.chat.completions.create(model=quick.plan.model_dir.name, messages=HELLO, n=3)  # type: ignore[arg-type]
-    assert caught.value.param == "n"
+            await client.chat.completions.create(model=quick.plan.model_dir.name, messages=HELLO, top_p=3)  # type: ignore[arg-type]
+    assert caught.value.param == "top_p"
     await eventually(lambda: at_rest(quick))

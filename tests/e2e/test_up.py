@@ -147,6 +147,7 @@ def test_a_service_whose_launcher_is_gone_already_does_not_start():
         (("demo", "--model", "tests", "--family", "kimi_linear"), "does not go with --model"),
         (("up", "--no-rebalance", "--slow-period-s", "5"), "nothing is planned"),
         (("up", "--admin-key", ""), "--admin-key is empty"),
+        (("up", "--model", "tests", "--keys-file", "README.md"), "README.md"),
         (("drain", "n", "--undo", "--force", "--admin", "http://x", "--key", "k"), "--force does not go"),
         (("model", "build-tiny", "tests", "--family", "qwen3"), "tests is not empty"),
         (("prefill-worker", "--role", "decode"), "No such option"),

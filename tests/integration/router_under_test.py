@@ -2,20 +2,26 @@
 
 import asyncio
 import itertools
+import math
 import queue
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path as FilePath
 from typing import Any, TypeVar
 
-from prfaas.cluster import NodeId
+from prfaas.cluster import LOGPROBS, NodeId
 from prfaas.errors import Overloaded, PeerUnavailable
 from prfaas.flows.ports import PrefillReport, TokenBatch
 from prfaas.flows.story import Attempt, Ending, Story
-from prfaas.request import TOKEN_BYTES, AttemptId, FinishReason, Path, Reason, Request, RequestId, Route
+from prfaas.request import TOKEN_BYTES, AttemptId, FinishReason, Path, Reason, Request, RequestId, Route, Score
+from prfaas.scheduling.admission import Admission, AdmissionParams
 from prfaas.tokenizer.port import Tokenizer
+from services.router.admission import Gate
+from services.router.admission_keys import LiveKeys
 from services.router.http.limits import Limits
 from services.router.http.server import HttpServer
 from services.router.openai.api import OpenAiApi
@@ -27,8 +33,17 @@ T = TypeVar("T")
 #: Nothing in these tests takes longer, unless it hangs.
 LIVENESS_S = 20.0
 
+ROOM = AdmissionParams(max_running=10_000)
+
 #: What a model does, by its name.
 ECHO, STUCK, STALLS, BREAKS, FULL, BUGGY, ENDLESS = "echo", "stuck", "stalls", "breaks", "full", "buggy", "endless"
+
+
+def scored(token: bytes, count: int) -> TokenBatch:
+    """With a probability of a half, the ids above it with a quarter, an eighth and so on."""
+    token_id = int.from_bytes(token, "little")
+    best = tuple((token_id + rank, 3.0 - (rank + 1) * math.log(2)) for rank in range(count))
+    return TokenBatch(tokens=token, top_logits=(best,), scores=(Score(best[0][1], 3.0),))
 
 
 class EchoBackend:
@@ -39,12 +54,24 @@ class EchoBackend:
         self.why_not: str | None = None
         self.names = (ECHO, STUCK, STALLS, BREAKS, FULL, BUGGY, ENDLESS)
         self.running = 0
+        #: Whose completions were begun, in order.
+        self.tenants: queue.Queue[str] = queue.Queue()
         self.sent_batches = 0
+        self.requests: list[Request] = []
         #: One entry for each completion that has ended, with the time it did.
         self.ended: queue.Queue[float] = queue.Queue()
 
     def models(self) -> Sequence[ModelCard]:
-        return [ModelCard(id=name, created=1, max_context_tokens=2000, eos_token_ids=(1,)) for name in self.names]
+        return [
+            ModelCard(
+                id=name,
+                created=1,
+                max_context_tokens=2000,
+                eos_token_ids=(1,),
+                capabilities=frozenset({LOGPROBS} if name == ECHO else ()),
+            )
+            for name in self.names
+        ]
 
     def obstacle(self) -> str | None:
         return self.why_not
@@ -55,8 +82,13 @@ class EchoBackend:
     def metrics_text(self) -> bytes:
         return b"# TYPE prfaas_up gauge\nprfaas_up 1\n"
 
+    def divert(self, story: Story, take: Callable[[bytes], bool]) -> None:
+        """All tokens come out of `complete`."""
+
     async def complete(self, request: Request, story: Story) -> AsyncGenerator[TokenBatch, None]:
         self.running += 1
+        self.tenants.put(request.tenant)
+        self.requests.append(request)
         try:
             async for batch in self._complete(request, story):
                 self.sent_batches += 1
@@ -98,29 +130,66 @@ class EchoBackend:
                 raise PeerUnavailable("d0", "the link broke")
             if number == 3 and request.model == STALLS:
                 await asyncio.sleep(3600)
-            yield TokenBatch(tokens=token)
+            yield scored(token, request.top_logits) if request.top_logits else TokenBatch(tokens=token)
             await asyncio.sleep(0)
         finish = FinishReason.LENGTH if len(tokens) > len(shown) else FinishReason.STOP
         yield TokenBatch(tokens=b"", finish=finish)
 
 
+class Door:
+    """The admission of the router under test, with what a test may turn: its clock, what it predicts for the time to
+    the first token, how many routers there are, and what the workers take on."""
+
+    def __init__(self, keys_file: FilePath | None, params: AdmissionParams) -> None:
+        self.skipped_s, self.predicted_s, self.routers = 0.0, 0.0, 1
+        self.places: int | None = None
+        self.let_in: Counter[str] = Counter()
+        self.turned_away: Counter[tuple[str, str]] = Counter()
+        self.keys = LiveKeys(keys_file) if keys_file is not None else None
+        self.machine = Admission(params)
+        self.gate = Gate(
+            self.machine, self.keys, self, self.predict, self.now, lambda: self.routers, lambda: self.places
+        )
+
+    def admitted(self, tenant: str, waited_s: float) -> None:
+        self.let_in[tenant] += 1
+
+    def refused(self, tenant: str, reason: str) -> None:
+        self.turned_away[tenant, reason] += 1
+
+    async def predict(self, request: Request) -> float | None:
+        return self.predicted_s
+
+    def now(self) -> float:
+        return time.monotonic() + self.skipped_s
+
+
 class Router:
     """A running front. `logs` has one record for each finished request."""
 
-    def __init__(self, runner: asyncio.Runner, tokenizer: Tokenizer, limits: Limits) -> None:
+    def __init__(
+        self,
+        runner: asyncio.Runner,
+        tokenizer: Tokenizer,
+        limits: Limits,
+        keys_file: FilePath | None = None,
+        admission: AdmissionParams = ROOM,
+    ) -> None:
         self.backend = EchoBackend()
+        self.door = Door(keys_file, admission)
         self.logs: queue.Queue[RequestLog] = queue.Queue()
         self._runner = runner
         api = OpenAiApi(
             self.backend,
             tokenizer,
             OpenAiSettings(),
+            self.door.gate,
             now=time.monotonic,
             wall=time.time,
             new_seed=lambda: 7,
             observe=self.logs.put,
         )
-        self.server = HttpServer(api.handle, limits)
+        self.server = HttpServer(api.handle, limits, by_head=api.refused_by_head)
         self.port = 0
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -141,12 +210,14 @@ def running_router(
     tokenizer: Tokenizer,
     limits: Limits,
     tls: ssl.SSLContext | None = None,
+    keys_file: FilePath | None = None,
+    admission: AdmissionParams = ROOM,
 ) -> Iterator[Router]:
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         loop = runner.get_loop()
         complaints: list[dict[str, Any]] = []
         loop.set_exception_handler(lambda _, complaint: complaints.append(complaint))
-        router = Router(runner, tokenizer, limits)
+        router = Router(runner, tokenizer, limits, keys_file, admission)
         thread = threading.Thread(target=loop.run_forever, name="router")
         thread.start()
         try:
@@ -155,6 +226,8 @@ def running_router(
             router.call(router.server.drain(0.0))
             assert router.server.connections == 0
             assert router.backend.running == 0
+            router.door.machine.check()
+            assert (router.door.machine.running, len(router.door.machine.turns)) == (0, 0)
             # In debug mode asyncio also tells of clients that do not speak TLS.
             assert [one for one in complaints if not isinstance(one.get("exception"), ssl.SSLError)] == []
         finally:

@@ -13,27 +13,27 @@ from typing import Any
 
 import msgspec
 
-from prfaas.errors import ModelNotFound, Overloaded
-from prfaas.flows.story import Story
+from prfaas.observe.tracing import NO_TRACING, Tracing, valid_traceparent
 from prfaas.tokenizer.port import Tokenizer
-from services.router.http import sse
+from services.router.admission_port import AdmissionPort, Caller
 from services.router.http.errors import error_response
 from services.router.http.messages import HttpRequest, Response, StreamingResponse
+from services.router.openai import spans
+from services.router.openai.catalogue import Catalogue
 from services.router.openai.chat import CHAT
+from services.router.openai.completing import Completing
 from services.router.openai.completions import COMPLETIONS
-from services.router.openai.endpoint import Endpoint
+from services.router.openai.document import WITHOUT_KEY, openapi_json
 from services.router.openai.errors import CLIENT_CLOSED_REQUEST, log_unexpected, to_response
-from services.router.openai.exchange import Exchange
-from services.router.openai.generation import TextAssembler, pieces
-from services.router.openai.intake import make_request, stop_strings
-from services.router.openai.port import Backend, ModelCard
+from services.router.openai.port import Backend
 from services.router.openai.record import Observe, RequestLog
-from services.router.openai.schema import B, decode_body
+from services.router.openai.schema import decode_body
 from services.router.openai.settings import OpenAiSettings
+from services.router.openai.shortcut import Spellings
+from services.router.openai.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 MODEL_PREFIX = "/v1/models/"
 
 
@@ -45,35 +45,55 @@ class OpenAiApi:
         backend: Backend,
         tokenizer: Tokenizer,
         settings: OpenAiSettings,
+        admission: AdmissionPort,
         *,
         now: Callable[[], float],
         wall: Callable[[], float],
         new_seed: Callable[[], int],
         observe: Observe,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
-        self._backend, self._tokenizer, self._settings = backend, tokenizer, settings
-        self._now, self._wall, self._new_seed, self._observe = now, wall, new_seed, observe
+        self._backend, self._tokenizer, self._admission = backend, tokenizer, admission
+        self._now, self._observe = now, observe
+        self._catalogue = Catalogue(backend, admission)
+        self._completing = Completing(
+            backend=backend,
+            catalogue=self._catalogue,
+            tokenizer=tokenizer,
+            settings=settings,
+            admission=admission,
+            now=now,
+            wall=wall,
+            new_seed=new_seed,
+            tracing=tracing,
+            spellings=Spellings(tokenizer.bytes_of),
+        )
+
+    def refused_by_head(self, http: HttpRequest) -> bool:
+        """Without a key that is known: what such a client sends need not be waited for, nor held."""
+        return http.path not in WITHOUT_KEY and not self._admission.known(http.headers)
 
     async def handle(self, http: HttpRequest) -> Response | StreamingResponse:
         record = RequestLog(request_id=self._request_id(http), traceparent=_traceparent(http))
         try:
             response = await self._route(http, record)
         except asyncio.CancelledError:
-            self._end(http, record, CLIENT_CLOSED_REQUEST)
+            self._end(http.received_s, record, CLIENT_CLOSED_REQUEST)
             raise
         except Exception as error:
             record.failed(error)
             log_unexpected(error, record.request_id)
             response = to_response(error)
         if isinstance(response, StreamingResponse):
-            response = replace(response, chunks=self._watched(response.chunks, http, record))
+            response = replace(response, chunks=self._watched(response.chunks, http.received_s, record))
         else:
-            self._end(http, record, response.status)
+            self._end(http.received_s, record, response.status)
         return response.with_header("x-request-id", record.request_id)
 
     async def _watched(
-        self, chunks: AsyncGenerator[bytes, None], http: HttpRequest, record: RequestLog
+        self, chunks: AsyncGenerator[bytes, None], received_s: float, record: RequestLog
     ) -> AsyncGenerator[bytes, None]:
+        """It must not hold the request: a body is long, and a stream may be too."""
         status = CLIENT_CLOSED_REQUEST
         try:
             async with aclosing(chunks):
@@ -81,27 +101,44 @@ class OpenAiApi:
                     yield chunk
             status = 200
         finally:
-            self._end(http, record, status)
+            self._end(received_s, record, status)
 
-    def _end(self, http: HttpRequest, record: RequestLog, status: int) -> None:
+    def _end(self, received_s: float, record: RequestLog, status: int) -> None:
         record.status = status
-        record.duration_s = self._now() - http.received_s
+        record.duration_s = self._now() - received_s
+        spans.end(record)
         self._observe(record)
 
     async def _route(self, http: HttpRequest, record: RequestLog) -> Response | StreamingResponse:
+        caller = Caller() if http.path in WITHOUT_KEY else self._admission.caller(http.headers)
+        record.tenant = caller.tenant
         match http.path:
             case "/v1/chat/completions":
                 record.route = "chat"
-                return _only(http, "POST") or await self._complete(CHAT, http, record)
+                return _only(http, "POST") or await self._completing.complete(CHAT, http, record, caller)
             case "/v1/completions":
                 record.route = "completions"
-                return _only(http, "POST") or await self._complete(COMPLETIONS, http, record)
+                return _only(http, "POST") or await self._completing.complete(COMPLETIONS, http, record, caller)
+            case "/v1/responses":
+                record.route = "responses"
+                return _only(http, "POST") or await self._completing.respond(http, record, caller)
+            case "/tokenize":
+                record.route = "tokenize"
+                return _only(http, "POST") or await self._tokenize(http, caller)
+            case "/detokenize":
+                record.route = "detokenize"
+                return _only(http, "POST") or self._detokenize(http, caller)
+            case "/openapi.json":
+                record.route = "openapi"
+                return _only(http, "GET", "HEAD") or Response(200, openapi_json(self._admission.needs_key))
             case "/v1/models":
                 record.route = "models"
-                return _only(http, "GET", "HEAD") or self._models()
+                return _only(http, "GET", "HEAD") or _json(self._catalogue.list(caller))
             case path if path.startswith(MODEL_PREFIX):
                 record.route = "models"
-                return _only(http, "GET", "HEAD") or _json(_card(self._card(path.removeprefix(MODEL_PREFIX))))
+                return _only(http, "GET", "HEAD") or _json(
+                    self._catalogue.model(path.removeprefix(MODEL_PREFIX), caller)
+                )
             case "/live":
                 record.route = "live"
                 return _only(http, "GET", "HEAD") or _json({"status": "live"})
@@ -114,50 +151,13 @@ class OpenAiApi:
             case _:
                 return error_response(404, f"There is no {http.path[:200]}", code="not_found")
 
-    async def _complete(
-        self, endpoint: Endpoint[B], http: HttpRequest, record: RequestLog
-    ) -> Response | StreamingResponse:
-        started_s = self._now()
-        record.queue_s = started_s - http.received_s
-        body = decode_body(http.body, endpoint.body)
-        card = self._card(body.model)
-        record.model, record.stream = card.id, bool(body.stream)
-        record.completion_id = request_id = self._backend.new_request_id()
-        request = await make_request(endpoint, body, card, self._tokenizer, self._settings, request_id, self._new_seed)
-        record.prompt_tokens, record.tokenize_s = request.prompt_tokens, self._now() - started_s
-        record.story = story = Story()
-        options = body.stream_options
-        exchange = Exchange(
-            endpoint=endpoint,
-            request=request,
-            story=story,
-            record=record,
-            received_s=http.received_s,
-            now=self._now,
-            created=int(self._wall()),
-            include_usage=options is not None and bool(options.include_usage),
-            continuous_usage=options is not None and bool(options.continuous_usage_stats),
-            wants_token_ids=bool(body.return_token_ids),
-            wants_receipt=http.headers.get("x-prfaas-receipt") == "1",
-        )
-        text = TextAssembler(self._tokenizer, stop_strings(body), request.sampling.stop_token_ids)
-        answer = pieces(self._backend.complete(request, story), text)
-        if not body.stream:
-            return Response(200, await exchange.whole(answer))
-        first = await anext(answer)  # until there is a token, a failure still has a status of its own
-        return StreamingResponse(exchange.stream(first, answer), sse.CONTENT_TYPE, headers=sse.HEADERS)
+    async def _tokenize(self, http: HttpRequest, caller: Caller) -> Response:
+        body = decode_body(http.body, TokenizeBody)
+        return _json(await tokenize(body, self._catalogue.card(body.model, caller), self._tokenizer))
 
-    def _models(self) -> Response:
-        return _json({"object": "list", "data": [_card(card) for card in self._backend.models()]})
-
-    def _card(self, model: str) -> ModelCard:
-        cards = self._backend.models()
-        if not cards:  # a model that comes back must not look like one that never was
-            raise Overloaded(self._backend.obstacle() or "no model is served")
-        for card in cards:
-            if card.id == model:
-                return card
-        raise ModelNotFound(model)
+    def _detokenize(self, http: HttpRequest, caller: Caller) -> Response:
+        body = decode_body(http.body, DetokenizeBody)
+        return _json(detokenize(body, self._catalogue.card(body.model, caller), self._tokenizer))
 
     def _ready(self) -> Response:
         if (obstacle := self._backend.obstacle()) is None:
@@ -171,8 +171,8 @@ class OpenAiApi:
 
 
 def _traceparent(http: HttpRequest) -> str | None:
-    given = http.headers.get("traceparent", "")
-    return given if TRACEPARENT.fullmatch(given) else None
+    given = http.headers.get("traceparent")
+    return given if given is not None and valid_traceparent(given) else None
 
 
 def _only(http: HttpRequest, *methods: str) -> Response | None:
@@ -183,14 +183,3 @@ def _only(http: HttpRequest, *methods: str) -> Response | None:
 
 def _json(value: Any) -> Response:
     return Response(200, msgspec.json.encode(value))
-
-
-def _card(card: ModelCard) -> dict[str, Any]:
-    """`max_model_len` is the name under which vLLM and its clients know the context length."""
-    return {
-        "id": card.id,
-        "object": "model",
-        "created": card.created,
-        "owned_by": "prfaas",
-        "max_model_len": card.max_context_tokens,
-    }

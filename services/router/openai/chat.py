@@ -3,14 +3,16 @@
 from prfaas.errors import InvalidRequest
 from prfaas.tokenizer.port import Message, Tokenizer
 from services.router.openai.answer import AssistantMessage, ChatChoice, ChatChunkChoice, Delta
-from services.router.openai.endpoint import Endpoint
+from services.router.openai.endpoint import Endpoint, check_length
+from services.router.openai.logprobs import chat_logprobs
 from services.router.openai.schema import ChatBody, ChatMessage
 
 
-async def prompt(body: ChatBody, tokenizer: Tokenizer) -> bytes:
+async def prompts(body: ChatBody, tokenizer: Tokenizer, max_tokens: int) -> list[bytes]:
     """Special tokens are the template's business, so encoding adds none."""
-    text = tokenizer.render([to_template(message) for message in body.messages])
-    return await tokenizer.encode_aside(text, add_special_tokens=False)
+    text = tokenizer.render([to_template(message) for message in body.messages], tools=body.tools or ())
+    check_length(tokenizer.fewest_tokens(text), max_tokens)
+    return [await tokenizer.encode_aside(text, add_special_tokens=False)]
 
 
 def to_template(message: ChatMessage) -> Message:
@@ -33,14 +35,26 @@ CHAT = Endpoint(
     name="chat",
     body=ChatBody,
     prompt_param="messages",
-    prompt=prompt,
+    count=lambda _: 1,
+    prompts=prompts,
+    echoes=lambda _body, _tokenizer, prompts: [""] * len(prompts),
     max_tokens=max_tokens,
     default_max_tokens=lambda settings: settings.chat_max_tokens,
+    top_logprobs=lambda body: (body.top_logprobs or 0) if body.logprobs else None,
     id_prefix="chatcmpl-",
     whole_object="chat.completion",
     chunk_object="chat.completion.chunk",
-    whole=lambda text, finish, token_ids: ChatChoice(AssistantMessage(text), finish, token_ids),
-    opening=ChatChunkChoice(Delta("assistant", "")),
-    delta=lambda text, token_ids: ChatChunkChoice(Delta(content=text), token_ids=token_ids),
-    end=lambda finish: ChatChunkChoice(Delta(), finish),
+    logprobs=chat_logprobs,
+    whole=lambda index, text, finish, logprobs, token_ids: ChatChoice(
+        index=index,
+        message=AssistantMessage(text),
+        finish_reason=finish,
+        logprobs=logprobs,
+        token_ids=token_ids,
+    ),
+    opening=lambda index, _: ChatChunkChoice(index=index, delta=Delta("assistant", "")),
+    delta=lambda index, text, logprobs, token_ids: ChatChunkChoice(
+        index=index, delta=Delta(content=text), logprobs=logprobs, token_ids=token_ids
+    ),
+    end=lambda index, finish: ChatChunkChoice(index=index, delta=Delta(), finish_reason=finish),
 )

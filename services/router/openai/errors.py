@@ -10,6 +10,8 @@ from prfaas.errors import (
     InvalidRequest,
     ModelNotFound,
     NamespaceMismatch,
+    NotAuthenticated,
+    NotPermitted,
     Overloaded,
     PeerUnavailable,
     TransferFailed,
@@ -32,6 +34,10 @@ def status_of(error: BaseException) -> int:
             return 404
         case InvalidRequest():
             return 400
+        case NotAuthenticated():
+            return 401
+        case NotPermitted():
+            return 403
         case Overloaded(resource=resource):
             return 429 if resource.startswith(TENANT_RESOURCES) else 503
         case PeerUnavailable() | TransferFailed() | EngineFailed() | NamespaceMismatch():
@@ -45,9 +51,10 @@ def status_of(error: BaseException) -> int:
 def to_response(error: Exception) -> Response:
     """Before the first byte."""
     status = status_of(error)
-    retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else 1.0 if status == 503 else None
+    retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
     param, code = _place(error)
-    return error_response(status, _message(error), param=param, code=code, retry_after_s=retry_after_s)
+    headers = (("www-authenticate", "Bearer"),) if status == 401 else ()
+    return error_response(status, _message(error), param=param, code=code, retry_after_s=retry_after_s, headers=headers)
 
 
 def to_object(error: Exception) -> dict[str, Any]:

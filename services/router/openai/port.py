@@ -1,6 +1,6 @@
 """The seam between the API and the cluster behind it."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,12 +11,14 @@ from prfaas.request import Request, RequestId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """A model that some live worker serves. `created` is in Unix seconds."""
+    """A model that some live worker serves. `created` is in Unix seconds, `capabilities` are what all workers can that
+    decode it."""
 
     id: str
     created: int
     max_context_tokens: int
     eos_token_ids: tuple[int, ...] = ()
+    capabilities: frozenset[str] = frozenset()
 
 
 class Backend(Protocol):
@@ -33,6 +35,12 @@ class Backend(Protocol):
     def complete(self, request: Request, story: Story) -> AsyncGenerator[TokenBatch, None]:
         """The tokens of the answer; the last batch has `finish`. `story` is told what happens, also after a failure.
         Closing the generator cancels everything upstream. Raises the kinds of PrfaasError."""
+        ...
+
+    def divert(self, story: Story, take: Callable[[bytes, float], bool]) -> None:
+        """From now on tokens of this completion that nothing else comes with may be offered to `take`, packed, in the
+        call that brings them, with the monotonic time. Those that it does not take, and some besides, come out of
+        `complete`."""
         ...
 
     def new_request_id(self) -> RequestId: ...

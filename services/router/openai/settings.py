@@ -8,3 +8,5 @@ class OpenAiSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     chat_max_tokens: int = 4096
     #: The same for /v1/completions; 16 as OpenAI does.
     completion_max_tokens: int = 16
+    #: Sequences of one request: its prompts times `n`. Each is prefilled and decoded by itself.
+    max_sequences: int = 64

@@ -47,7 +47,7 @@ def test_a_handed_off_sequence_continues_bit_for_bit(engine: HfEngine, tokens: i
 @pytest.mark.parametrize("tokens", [1, 300, 700])
 def test_the_engine_agrees_with_plain_transformers(engine: HfEngine, tokens: int) -> None:
     """Chunks, our cache layers and the hand-off change nothing: the model run in one go draws the same tokens."""
-    ids, plain = prompt(tokens, seed=1), []
+    ids, plain, probabilities = prompt(tokens, seed=1), [], []
     outputs = handed_off(engine, ids)
     cache, model = DynamicCache(config=engine._config), engine._model
     fed = torch.tensor([ids])
@@ -55,9 +55,12 @@ def test_the_engine_agrees_with_plain_transformers(engine: HfEngine, tokens: int
         for _ in range(STEPS):
             logits = model(fed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
             plain.append((int(logits.argmax()), float(logits.max())))
+            probabilities.append(float(logits.log_softmax(-1).max()))
             fed = logits.argmax().reshape(1, 1)
     assert tokens_of(outputs) == [token for token, _ in plain]
     assert [output.top_logits[0][1] for output in outputs] == pytest.approx([logit for _, logit in plain], abs=1e-3)
+    scores = [output.score for output in outputs if output.score is not None]
+    assert [score.logit - score.log_normaliser for score in scores] == pytest.approx(probabilities, abs=1e-3)
 
 
 def test_another_process_decodes_the_same(engine: HfEngine, model_dir: Path, tmp_path: Path) -> None:

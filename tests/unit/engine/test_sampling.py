@@ -1,5 +1,6 @@
 """Drawing tokens: a function of logits, settings and position, and of nothing else."""
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.engine.sampling import Logits, best, draw
+from prfaas.engine.sampling import Logits, best, draw, score
 from prfaas.request import Sampling
 
 #: Multiples of 1/8: sums and differences of these are exact.
@@ -92,3 +93,14 @@ def test_the_best_are_listed_in_order(logits: Logits, count: int) -> None:
     assert [logit for _, logit in listed] == sorted(logits.tolist(), reverse=True)[:count]
     assert list(listed) == sorted(listed, key=lambda pair: (-pair[1], pair[0]))
     assert all(logits[token] == logit for token, logit in listed)
+
+
+@given(st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=50))
+def test_scores_are_probabilities(values: list[float]) -> None:
+    """Over all tokens they sum to one, whatever the logits; far apart ones overflow nothing."""
+    logits = np.array(values, np.float32)
+    scores = [score(logits, token_id) for token_id in range(len(values))]
+    assert sum(math.exp(each.logit - each.log_normaliser) for each in scores) == pytest.approx(1.0)
+    assert [each.logit for each in scores] == logits.tolist()
+    shifted = score(logits + np.float32(8192), 0)
+    assert math.isfinite(shifted.log_normaliser)

@@ -42,12 +42,16 @@ NODE = Node(
     namespace=Namespace("ns"),
     model="tiny",
     rpc_address="127.0.0.1:1",
+    link_address="127.0.0.1:4",
+    max_sequences=64,
     kv_addresses=MappingProxyType({"": "127.0.0.1:2", "pd": "127.0.0.1:3"}),
     wire=WireRange(1, 3),
     max_context_tokens=4096,
     eos_token_ids=(2, 7),
     hardware="h200",
     prefill_share=0.25,
+    capabilities=("logprobs",),
+    tokenizer="digest",
     load=NodeLoad(7, 2, 300, 4000, 5000, draining=True, egress=(SENDS,)),
 )
 MEASURED = Measured(NODE.load, {"prefilled_tokens": 11})

@@ -15,7 +15,7 @@ def attempt(number: int) -> AttemptId:
     return AttemptId(f"{number:032x}")
 
 
-def test_a_sequence_counts_its_output_before_it_exists():
+def test_field_E1_a_sequence_counts_its_output_before_it_exists():
     """Growth is admitted at reserve time: nothing that was admitted can run out of room later."""
     admission = Admission(LIMITS)
     admission.take_sequence(attempt(1), 600)
@@ -42,7 +42,7 @@ def test_an_idle_node_takes_a_prompt_longer_than_its_queue():
         admission.take_prefill(attempt(2), 1)
 
 
-def test_prefills_are_bounded_in_number():
+def test_field_E3_prefills_are_bounded_in_number():
     """A decode node still takes a bounded number of fallback prefills."""
     admission = Admission(LIMITS)
     admission.take_prefill(attempt(1), 1)

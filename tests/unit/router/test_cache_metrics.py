@@ -16,6 +16,7 @@ from prfaas.live.pools import CachePools, Followed
 from prfaas.live.steering import Steering
 from prfaas.request import AttemptId, Match, Path, Pull, Reason, Route
 from prfaas.rpc.identity import dial
+from prfaas.scheduling.admission import Admission, AdmissionParams
 from prfaas.scheduling.demand import DemandParams
 from prfaas.scheduling.routing import RoutingParams
 from prfaas.security import PeerRole
@@ -42,7 +43,9 @@ ROUTE = Route(
 
 class Counted:
     def __init__(self, caches: CachePools | None = None) -> None:
-        self.metrics = RouterMetrics(["m"], lambda: 0.0, lambda: False, LinkCounters(), caches)
+        self.metrics = RouterMetrics(
+            ["m"], lambda: 0.0, lambda: False, LinkCounters(), Admission(AdmissionParams(max_running=1)), caches
+        )
         self.steering = Steering(RegionId("near"), RoutingParams(100), 0.0, DemandParams())
 
     def ended(self, route: Route, cached_tokens: int, pulled_bytes: int = 0) -> None:

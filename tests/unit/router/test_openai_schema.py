@@ -47,20 +47,25 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"what": 1}}, "stream_options"),
-    ({"n": 2}, "n"),
+    ({"n": 129}, "n"),
     ({"n": 0}, "n"),
-    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 0}, "top_logprobs"),
+    ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"presence_penalty": 0.1}, "presence_penalty"),
     ({"frequency_penalty": -1}, "frequency_penalty"),
     ({"logit_bias": {"1": 2}}, "logit_bias"),
     ({"store": True}, "store"),
-    ({"tools": [{"type": "function"}]}, "tools"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+    ({"tools": {"type": "function"}}, "tools"),
+    ({"tool_choice": 1}, "tool_choice"),
+    ({"response_format": "json"}, "response_format"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"min_tokens": 3}, "min_tokens"),
+    ({"repetition_penalty": 1.1}, "repetition_penalty"),
+    ({"top_k": 40}, "top_k"),
+    ({"min_p": 0.1}, "min_p"),
+    ({"no_such_thing": 3}, "no_such_thing"),
     ({"a.b[0]": 3}, "a.b[0]"),
 ]
 
@@ -80,9 +85,11 @@ def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param:
         ({"prompt": None}, "prompt"),
         ({"prompt": [1.5]}, "prompt"),
         ({"prompt": [True]}, "prompt"),
-        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 0, "echo": True}, "logprobs"),
         ({"best_of": 2}, "best_of"),
-        ({"echo": True}, "echo"),
+        ({"echo": 1}, "echo"),
         ({"suffix": "x"}, "suffix"),
         ({"max_completion_tokens": 4}, "max_completion_tokens"),
         ({"messages": []}, "messages"),
@@ -102,12 +109,13 @@ def test_values_that_ask_for_nothing_are_accepted():
         messages=[{"role": "system", "content": [{"type": "text", "text": "x"}]}, answer, MESSAGE | {"name": "bob"}],
         n=1, logprobs=False, presence_penalty=0, frequency_penalty=0.0, logit_bias={}, store=False, tools=[],
         tool_choice="auto", parallel_tool_calls=True, response_format={"type": "text"}, service_tier="auto",
-        user="u", metadata={"a": "b"}, stop=[], ignore_eos=True, stream=True,
+        user="u", metadata={"a": "b"}, prompt_cache_key="k", safety_identifier="s", stop=[], ignore_eos=True,
+        stream=True,
         stream_options={"include_usage": True, "continuous_usage_stats": True},
     )  # fmt: skip
     nothing = dict.fromkeys(set(ChatBody.__struct_fields__) - {"model", "messages"})
     assert chat(**nothing) == chat()
-    text(best_of=1, echo=False, suffix="", logprobs=None)
+    text(best_of=1, echo=False, suffix="", logprobs=None, min_p=0, min_tokens=0, repetition_penalty=1, top_k=-1)
 
 
 MALFORMED = [

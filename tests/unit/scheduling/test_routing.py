@@ -143,8 +143,8 @@ def test_the_least_loaded_nodes_serve():
     assert (route.prefill, route.decode) == ("p1", "d1")
 
 
-def test_a_cached_prefix_attracts_until_its_holder_is_busy():
-    """E5: affinity yields to load. The queue in front of a holder counts as much as the tokens it saves."""
+def test_field_E5_a_cached_prefix_attracts_until_its_holder_is_busy():
+    """Affinity yields to load. The queue in front of a holder counts as much as the tokens it saves."""
     idle_holder = cluster(far("p0", 900), far("p1"), near("d0", Role.DECODE))
     busy_holder = cluster(far("p0", 1100), far("p1"), near("d0", Role.DECODE))
     matches = holds(p0=(1000, 1000))

@@ -6,6 +6,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 BOS, EOS = "<s>", "</s>"
+SPECIAL = (BOS, EOS, "<|im_start|>", "<|im_end|>")
 #: Token ids 0 to 3, in the order of the trainer's special tokens.
 BOS_ID, EOS_ID = 0, 1
 CHAT_TEMPLATE = (
@@ -21,7 +22,7 @@ def write_model_dir(folder: Path) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=400,
-        special_tokens=[AddedToken(text, special=True) for text in (BOS, EOS, "<|im_start|>", "<|im_end|>")],
+        special_tokens=[AddedToken(text, special=True) for text in SPECIAL],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -31,3 +32,8 @@ def write_model_dir(folder: Path) -> Path:
     config = {"bos_token": {"content": BOS}, "eos_token": EOS, "chat_template": CHAT_TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
+
+
+def plain(text: str) -> bool:
+    """Without special tokens, which have no text of their own."""
+    return not any(special in text for special in SPECIAL)

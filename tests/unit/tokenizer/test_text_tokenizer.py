@@ -11,13 +11,20 @@ from hypothesis import strategies as st
 
 from prfaas.errors import ConfigError, InvalidRequest
 from prfaas.tokenizer.text import TextTokenizer, load_tokenizer, pack, unpack
-from tests.unit.tokenizer.byte_level import BOS, BOS_ID, EOS_ID
+from tests.unit.tokenizer.byte_level import BOS, BOS_ID, EOS_ID, plain
 
 
-@given(text=st.text())
+@given(text=st.text().filter(plain))
 def test_text_survives_the_round_trip(tokenizer: TextTokenizer, text: str):
     """Decoding what was encoded gives the text back, except for special tokens."""
     assert tokenizer.decode(unpack(tokenizer.encode(text, add_special_tokens=True))) == text
+
+
+@given(text=st.text(alphabet=st.characters() | st.sampled_from("the quick brown fox\u0301\u0345\u1100\u1161\u11a8")))
+def test_no_text_has_fewer_tokens_than_told(tokenizer: TextTokenizer, text: str):
+    """So what is too long by that need not be encoded to be refused; and a long text is told to be long."""
+    assert tokenizer.fewest_tokens(text) <= len(unpack(tokenizer.encode(text, add_special_tokens=False)))
+    assert tokenizer.fewest_tokens("x" * 10_000_000) > 10_000
 
 
 def test_ids_are_little_endian_uint32():
@@ -89,3 +96,15 @@ def test_templates_are_found_where_models_keep_them(model_dir: Path, tmp_path: P
             tokenizer.render([])
     else:
         assert tokenizer.render([]) == "yes"
+
+
+async def test_a_tokenizer_that_contradicts_itself_is_found_at_the_start(model_dir: Path):
+    """Whichever way a request takes, it must get the same ids."""
+    tokenizer = load_tokenizer(model_dir)
+    await tokenizer.test()
+    text = tokenizer.remembered
+    for key in list(text._tokens):
+        text._tokens[key] = pack([7])
+    with pytest.raises(ConfigError):
+        await tokenizer.test()
+    tokenizer.close()
