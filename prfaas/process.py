@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import os
+import resource
 import signal
 from collections.abc import Sequence
 
@@ -43,22 +44,42 @@ async def ended(process: asyncio.subprocess.Process, grace_s: float) -> int:
     return await process.wait()
 
 
-async def end_all(processes: Sequence[asyncio.subprocess.Process], grace_s: float) -> None:
+async def end_all(
+    processes: Sequence[asyncio.subprocess.Process], grace_s: float, sig: signal.Signals = signal.SIGTERM
+) -> None:
     """Stop several children at once."""
-    await asyncio.gather(*(end(process, grace_s) for process in processes))
+    await asyncio.gather(*(end(process, grace_s, sig) for process in processes))
+
+
+def raise_open_files() -> int:
+    """Allow this process as many open files, and with them sockets, as the system lets it have. How many that is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+#: What a supervisor sends to a child that is not to drain any longer.
+STOP_NOW = signal.SIGUSR1
 
 
 class StopSignals:
     """SIGTERM and SIGINT for a service. The first asks to drain, once there is something to drain; before `ready()`, or
-    when it is the second, it cancels the task that made this object."""
+    when it is the second, it cancels the task that made this object.
 
-    def __init__(self) -> None:
+    Of a supervised service a second one changes nothing, for it may have been sent to the whole group or cgroup, and
+    then by the supervisor as well: STOP_NOW cancels."""
+
+    def __init__(self, *, supervised: bool = False) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task, self._ready, self._asked = task, False, asyncio.Event()
-        self.cancelled = False
+        self._supervised, self.cancelled = supervised, False
+        loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(signum, self._on_signal)
+            loop.add_signal_handler(signum, self._on_signal)
+        if supervised:
+            loop.add_signal_handler(STOP_NOW, self._cancel)
 
     def ready(self) -> None:
         self._ready = True
@@ -70,6 +91,9 @@ class StopSignals:
     def _on_signal(self) -> None:
         if self._ready and not self._asked.is_set():
             self._asked.set()
-        else:
-            self.cancelled = True
-            self._task.cancel()
+        elif not (self._ready and self._supervised):
+            self._cancel()
+
+    def _cancel(self) -> None:
+        self.cancelled = True
+        self._task.cancel()

@@ -15,6 +15,7 @@ from prfaas.observe.logs import configure
 from prfaas.process import die_with_parent
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 #: Set by a launcher to its process id for the services it starts: they end with it, however it ends.
 LAUNCHED = "PRFAAS_LAUNCHED"
@@ -38,13 +39,12 @@ def run_to_end(story: Coroutine[Any, Any, T], run: Callable[[Coroutine[Any, Any,
     try:
         return run(story)
     except* ConfigError as group:
-        raise click.UsageError(str(_first(group))) from None
+        raise click.UsageError(str(first_of(group))) from None
     except* PrfaasError as group:
-        raise click.ClickException(str(_first(group))) from None
+        raise click.ClickException(str(first_of(group))) from None
 
 
-def _first(group: BaseExceptionGroup[Any]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+def first_of(group: BaseExceptionGroup[E]) -> E:
+    """The first error that is none but a group of others."""
+    first = group.exceptions[0]
+    return first_of(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,6 +1,7 @@
 """Errors as the OpenAI API words them: one object, never nested."""
 
 import math
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -15,6 +16,8 @@ TYPES = {
     503: "service_unavailable",
     504: "timeout_error",
 }
+#: Told with each 503 that knows no better.
+RETRY_S = 1.0
 
 
 def error_object(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -31,6 +34,8 @@ def error_response(
     retry_after_s: float | None = None,
     headers: Headers = (),
 ) -> Response:
+    if retry_after_s is None and status == HTTPStatus.SERVICE_UNAVAILABLE:
+        retry_after_s = RETRY_S
     if retry_after_s is not None:
         headers = (*headers, ("retry-after", str(max(1, math.ceil(retry_after_s)))))
     body = msgspec.json.encode(error_object(status, message, param=param, code=code))

@@ -92,6 +92,11 @@ def test_a_request_is_what_was_sent():
     assert "trailer" not in only_request(CHUNKED).headers
 
 
+def test_white_space_around_a_value_is_not_part_of_it():
+    request = only_request(b"GET / HTTP/1.1\r\nHost:x\r\nX-A: \t 5000 \t \r\n\r\n")
+    assert (request.headers["host"], request.headers["x-a"]) == ("x", "5000")
+
+
 def test_an_offer_to_upgrade_is_passed_over():
     """Java's client makes one with its first request; its body must still arrive."""
     request = only_request(UPGRADE)
@@ -162,6 +167,14 @@ def test_a_chunk_extension_without_end_is_refused():
     """It is part of no header and no body, but costs time all the same."""
     pieces = [b"x" * 100] * 30
     assert told(parse(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;", *pieces)) == [431]
+
+
+def test_chunk_extensions_are_bounded_together():
+    """However short each is. Chunks of one byte are nobody's fault."""
+    head, piece = HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1;" + b"x" * 100 + b"\r\na\r\n"
+    assert told(parse(head, *[piece] * 100)) == [431]
+    plain = parse(head, *[b"1\r\na\r\n"] * 1000, b"0\r\n\r\n")
+    assert [item.body for item in plain if isinstance(item, HttpRequest)] == [b"a" * 1000]
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_sent():
