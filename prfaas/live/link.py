@@ -1,15 +1,15 @@
 """The token link of one router process to its workers: one connection each, opened when first needed.
 
-`TokenLink` is the port, `GrpcTokenLink` its adapter, `LinkPool` keeps one link per life of a node. A link never waits
-for an unreachable worker longer than the connect timeout, and while it backs off it refuses at once, so that a dead
-worker costs a request no time that another worker could use.
+`TokenLink` is the port, `TcpTokenLink` and `GrpcTokenLink` its adapters, `LinkPool` keeps one link per life of a node.
+A link never waits for an unreachable worker longer than the connect timeout, and while it backs off it refuses at once,
+so that a dead worker costs a request no time that another worker could use.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Protocol
 
-import grpc
 import msgspec
 import structlog
 
@@ -18,14 +18,8 @@ from prfaas.errors import PeerUnavailable
 from prfaas.live.leg import Leg
 from prfaas.live.link_stream import LinkCounters, LinkStream
 from prfaas.request import AttemptId
-from prfaas.rpc.translate import MAX_MESSAGE_BYTES, unpack_description
-from prfaas.rpc.v1 import worker_pb2 as pb
-from prfaas.rpc.v1.worker_pb2_grpc import WorkerStub
 
 log = structlog.get_logger()
-
-ChannelOptions = Sequence[tuple[str, int]]
-ChannelFactory = Callable[[str, ChannelOptions], grpc.aio.Channel]
 
 
 class LinkParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,7 +57,9 @@ class TokenLink(Protocol):
         ...
 
 
-class GrpcTokenLink:
+class DialledLink(ABC):
+    """What every kind of link does about a worker that cannot be reached, and when its connection breaks."""
+
     def __init__(
         self,
         address: str,
@@ -72,30 +68,35 @@ class GrpcTokenLink:
         *,
         params: LinkParams,
         counters: LinkCounters,
-        channel: ChannelFactory = grpc.aio.insecure_channel,
     ) -> None:
         self.address, self.node, self.incarnation = address, node, incarnation
-        self._params, self._counters, self._channel = params, counters, channel
+        self._params, self._counters = params, counters
         self._stream: LinkStream | None = None
         self._running: asyncio.Task[None] | None = None
         self._dialing: asyncio.Task[LinkStream] | None = None
         self._failures, self._not_before, self._last_error = 0, 0.0, ""
         self._dropped = False
 
+    @abstractmethod
+    async def _connect(self) -> LinkStream:
+        """Connected to the worker that is meant, not to whoever has its address now. Raises PeerUnavailable, and leaves
+        nothing open, however it ends."""
+        ...
+
     @property
     def open_legs(self) -> int:
-        return self._stream.open_legs if self._stream is not None else 0
+        return self._stream.board.open_legs if self._stream is not None else 0
 
     async def open(self, attempt: AttemptId, max_events: int) -> Leg:
         stream = self._stream
-        if stream is None or not stream.alive:
+        if stream is None or not stream.board.alive:
             stream = await self._dialed()
-        return stream.open(attempt, max_events)
+        return stream.board.open(attempt, max_events)
 
     def drop(self) -> None:
         self._dropped = True
         if self._stream is not None:
-            self._stream.end("the link was closed")
+            self._stream.board.end("the link was closed")
         for task in (self._dialing, self._running):
             if task is not None:
                 task.cancel()
@@ -133,7 +134,7 @@ class GrpcTokenLink:
             if self._dropped:
                 self.drop()
             return
-        pause_s = min(self._params.backoff_s * 2**self._failures, self._params.max_backoff_s)
+        pause_s = min(self._params.backoff_s * 2 ** min(self._failures, 16), self._params.max_backoff_s)
         self._failures += 1
         self._counters.failed_connections += 1
         self._not_before = asyncio.get_running_loop().time() + pause_s
@@ -141,48 +142,12 @@ class GrpcTokenLink:
         log.warning("no link to a worker", node=self.node, address=self.address, detail=self._last_error)
 
     async def _dial(self) -> LinkStream:
-        """A channel to the worker that is meant, not to whoever has its address now."""
-        channel = self._channel(self.address, channel_options(self._params))
         try:
             async with asyncio.timeout(self._params.connect_s):
-                await self._ready(channel)
-                found = unpack_description(await WorkerStub(channel).Describe(pb.DescribeRequest()))
-            if (found.node, found.incarnation) != (self.node, self.incarnation):
-                raise PeerUnavailable(self.node, f"{self.address} is now another life, or another node: {found.node}")
-        except BaseException as error:
-            await channel.close()
-            match error:
-                case TimeoutError():
-                    detail = f"no answer from {self.address} within {self._params.connect_s} s"
-                    raise PeerUnavailable(self.node, detail) from error
-                case grpc.aio.AioRpcError():
-                    raise PeerUnavailable(self.node, error.details() or error.code().name) from error
-                case _:
-                    raise
-        return LinkStream(self.node, channel, self._counters)
-
-    async def _ready(self, channel: grpc.aio.Channel) -> None:
-        """Connected, or refused for a reason that the next call says at once. gRPC would go on trying behind our
-        back."""
-        while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
-            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                return
-            await channel.wait_for_state_change(state)
-
-
-def channel_options(params: LinkParams) -> ChannelOptions:
-    return (
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.keepalive_time_ms", round(params.keepalive_s * 1000)),
-        ("grpc.keepalive_timeout_ms", round(params.keepalive_timeout_s * 1000)),
-        ("grpc.http2.max_pings_without_data", 0),
-        # A keepalive ping waits behind a bandwidth probe that is under way, and that one has by itself a minute.
-        ("grpc.http2.ping_timeout_ms", round((params.keepalive_s + params.keepalive_timeout_s) * 1000)),
-        # A channel is one connection; the shared pool would hand a new link the back-off of an old one.
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.enable_retries", 0),
-    )
+                return await self._connect()
+        except TimeoutError as error:
+            detail = f"no answer from {self.address} within {self._params.connect_s} s"
+            raise PeerUnavailable(self.node, detail) from error
 
 
 class LinkPool:

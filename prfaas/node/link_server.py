@@ -1,8 +1,8 @@
-"""The worker's end of the token link: messages in, the runtime's events out.
+"""The worker's end of the token link: messages in, the runtime's events out. Over gRPC, where it describes itself, too.
 
 One stream is one session of the runtime. Whatever ends the stream (the router closes it, dies, or stops reading) closes
 the session, and with it everything the router held here. A command that cannot be read is answered and never ends the
-stream, because the stream carries everybody's requests.
+stream, because the stream carries everybody's requests. `link_tcp` does the same over plain TCP.
 """
 
 import asyncio
@@ -19,11 +19,12 @@ from prfaas.request import AttemptId
 from prfaas.rpc.commands import Cancel, Command, Event, Failed, WorkerDescription
 from prfaas.rpc.gate import FIRST_CALL_S
 from prfaas.rpc.identity import Identity
+from prfaas.rpc.link_frames import repeated
+from prfaas.rpc.plain_tokens import encode_event
 from prfaas.rpc.translate import (
     ATTEMPT_BYTES,
     pack_attempt,
     pack_description,
-    pack_event,
     unpack_attempt,
     unpack_command,
 )
@@ -33,7 +34,10 @@ from prfaas.security import PeerRole
 
 #: Events that wait because the router does not read: more than all that is admitted produces while it is briefly busy.
 MAX_WAITING_EVENTS = 1 << 16
+MAX_WAITING_BYTES = 64 << 20
 EVENTS_PER_MESSAGE = 1 << 12
+#: What a router hears that is cut off.
+DOES_NOT_READ = "the router does not read its events"
 
 #: Called from the event loop only.
 Emit = Callable[[AttemptId, Event], None]
@@ -58,12 +62,15 @@ class Runtime(Protocol):
 
 
 class Outbox:
-    """Events of one session on their way to the stream, oldest first. Closed for good when the stream ends."""
+    """Events of one session on their way to its router, oldest first. `wake` is called when there is something to
+    `take` again, or the outbox has overflowed; it must not take it in the call, so that what comes in one turn leaves
+    together."""
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None]) -> None:
         self.overflowed = False
-        self._waiting: deque[pb.Event] = deque()
-        self._wake = asyncio.Event()
+        self._wake = wake
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
         self._closed = False
 
     def emit(self, attempt: AttemptId, event: Event) -> None:
@@ -72,25 +79,36 @@ class Outbox:
     def put(self, attempt: bytes, event: Event) -> None:
         if self._closed:
             return
-        if len(self._waiting) >= MAX_WAITING_EVENTS:
+        encoded = encode_event(attempt, event)
+        if not self._waiting:
+            self._wake()
+        self._waiting.append(encoded)
+        self._waiting_bytes += len(encoded)
+        if len(self._waiting) > MAX_WAITING_EVENTS or self._waiting_bytes > MAX_WAITING_BYTES:
             self.overflowed = True
             self.close()
-            return
-        self._waiting.append(pack_event(attempt, event))
-        self._wake.set()
+            self._wake()
 
-    async def take(self) -> list[pb.Event]:
-        """All that is waiting, up to a message full; [] once closed."""
-        await self._wake.wait()
-        batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), EVENTS_PER_MESSAGE))]
-        if not self._waiting and not self._closed:
-            self._wake.clear()
+    def take(self) -> list[bytes]:
+        """All that is waiting, up to a message full."""
+        waiting = self._waiting
+        if len(waiting) <= EVENTS_PER_MESSAGE:
+            batch = [*waiting]
+            waiting.clear()
+            self._waiting_bytes = 0
+        else:
+            batch = [waiting.popleft() for _ in range(EVENTS_PER_MESSAGE)]
+            self._waiting_bytes -= sum(map(len, batch))
         return batch
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def close(self) -> None:
         self._closed = True
         self._waiting.clear()
-        self._wake.set()
+        self._waiting_bytes = 0
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
@@ -108,14 +126,20 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         request_iterator: AsyncIterator[pb.ToWorker],
         context: grpc.aio.ServicerContext[pb.ToWorker, pb.FromWorker],
     ) -> None:
-        outbox = Outbox()
+        wake = asyncio.Event()
+        outbox = Outbox(wake.set)
         session = self._runtime.open_session(outbox.emit)
-        reader = asyncio.create_task(_obey(request_iterator, session, outbox), name="token-link-commands")
+        reader = asyncio.create_task(_read(request_iterator, session, outbox), name="token-link-commands")
+        reader.add_done_callback(lambda _: wake.set())
         try:
-            while events := await outbox.take():
-                await context.write(pb.FromWorker(events=events))
+            while not outbox.closed:
+                while events := outbox.take():
+                    await context.write(pb.FromWorker.FromString(repeated(events)))
+                wake.clear()
+                if not outbox.closed:
+                    await wake.wait()
             if outbox.overflowed:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the router does not read its events")
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, DOES_NOT_READ)
             await reader
         finally:
             outbox.close()
@@ -123,13 +147,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             session.close()
 
 
-async def _obey(messages: AsyncIterator[pb.ToWorker], session: RuntimeSession, outbox: Outbox) -> None:
+async def _read(messages: AsyncIterator[pb.ToWorker], session: RuntimeSession, outbox: Outbox) -> None:
     try:
         async for message in messages:
-            for command in message.commands:
-                _handle(command, session, outbox)
+            obey(message, session, outbox)
     finally:
         outbox.close()
+
+
+def obey(message: pb.ToWorker, session: RuntimeSession, outbox: Outbox) -> None:
+    for command in message.commands:
+        _handle(command, session, outbox)
 
 
 def _handle(message: pb.Command, session: RuntimeSession, outbox: Outbox) -> None:

@@ -2,18 +2,26 @@
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from prfaas.cluster import Role
 from prfaas.flows.convert_role import Phase, Standing
 from prfaas.node.engine_client import EngineClient
 from prfaas.node.pump_client import PumpClient
-from prfaas.node.rpc_server import RpcServer
 from prfaas.node.worker import Worker
 from prfaas.observe import names
 from prfaas.observe.http import TEXT, serve_text
 from prfaas.observe.metrics import CONTENT_TYPE, Metrics
 from prfaas.rpc.identity import Identity
+from prfaas.security import Refusal
+
+
+class Refusing(Protocol):
+    """A server that counts whom it turns away."""
+
+    @property
+    def refused(self) -> Mapping[Refusal, int]: ...
 
 
 class WorkerPages:
@@ -29,7 +37,7 @@ class WorkerPages:
             self._metrics.set(names.KV_ALLOWED, math.inf, peer_region=region)
         self.role = Role.MIXED
         self.ready = False
-        self._server: RpcServer | None = None
+        self._servers: tuple[Refusing, ...] = ()
         self._identity: Identity | None = None
         self._epoch = 0
         self._phase = Phase.SERVING
@@ -39,9 +47,9 @@ class WorkerPages:
         if standing.phase is Phase.CONVERTING:
             self._metrics.add(names.ROLE_CHANGES)
 
-    def secured(self, server: RpcServer, identity: Identity | None) -> None:
-        """Whom it turns away, and how long it will be let in itself."""
-        self._server, self._identity = server, identity
+    def secured(self, *servers: Refusing, identity: Identity | None) -> None:
+        """Whom they turn away, and how long it will be let in itself."""
+        self._servers, self._identity = servers, identity
 
     def refused_plan(self) -> None:
         self._metrics.add(names.REFUSED_PLANS)
@@ -68,8 +76,9 @@ class WorkerPages:
         metrics.choose(names.WORKER_ROLE, self.role.value)
         metrics.choose(names.WORKER_PHASE, self._phase.value)
         metrics.set(names.PLAN_EPOCH, self._epoch)
-        for refusal, count in (self._server.refused if self._server is not None else {}).items():
-            metrics.follow(names.RPC_REFUSED, count, reason=refusal.value)
+        for refusal in Refusal:
+            total = sum(server.refused.get(refusal, 0) for server in self._servers)
+            metrics.follow(names.RPC_REFUSED, total, reason=refusal.value)
         metrics.set(names.CERTIFICATE_VALID, self._identity.valid_s if self._identity is not None else math.inf)
         return 200, CONTENT_TYPE, metrics.exposition()
 

@@ -14,6 +14,7 @@ from prfaas.cluster import Incarnation, Node, Pool
 from prfaas.errors import ConfigError
 from prfaas.node.pump_client import PumpClient
 from prfaas.rpc.identity import Identity, dial
+from prfaas.rpc.link_connection import who_answers
 from prfaas.rpc.translate import unpack_description
 from prfaas.rpc.v1 import cache_pb2
 from prfaas.rpc.v1 import worker_pb2 as pb
@@ -38,6 +39,8 @@ async def check_addresses(
     checks: dict[str, tuple[str, Ask]] = {
         "worker.rpc_advertise": (node.rpc_address, lambda: _who_answers(node, identity))
     }
+    if node.link_address:
+        checks["worker.link_advertise"] = (node.link_address, lambda: _who_answers_the_link(node, identity))
     for region, address in node.kv_addresses.items():
         checks[f"kv.advertise[{region!r}]"] = (address, _kv_probe(pump, address))
     await _all_lead_to(checks, node.incarnation, patience_s)
@@ -90,6 +93,14 @@ async def _who_answers(node: Node, identity: Identity | None) -> Incarnation | N
         except grpc.aio.AioRpcError:
             return None
         return unpack_description(answer).incarnation
+
+
+async def _who_answers_the_link(node: Node, identity: Identity | None) -> Incarnation | None:
+    try:
+        async with asyncio.timeout(TRY_S):
+            return await who_answers(node.link_address, identity, role_of(node.kind))
+    except TimeoutError:
+        return None
 
 
 async def _which_shard_answers(pool: Pool, identity: Identity | None) -> Incarnation | None:

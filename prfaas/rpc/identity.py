@@ -30,11 +30,14 @@ _Signature = tuple[tuple[int, int, int], ...]
 @dataclass(frozen=True, slots=True)
 class Material:
     """What the files hold, checked: the key belongs to the certificate, and the certificate to the
-    role and the authority."""
+    role and the authority. As bytes for gRPC, and for TLS of our own: `server` asks every client for a certificate of
+    our authority, `client` every server, and for the name that it is wanted by."""
 
     ca: bytes = field(repr=False)
     cert: bytes = field(repr=False)
     key: bytes = field(repr=False)
+    server: ssl.SSLContext = field(repr=False)
+    client: ssl.SSLContext = field(repr=False)
     expires_at: datetime
 
 
@@ -103,7 +106,7 @@ class Identity:
         except (OSError, ValueError) as error:
             raise ConfigError("security.ca", f"{self._ca} holds no certificate: {error}") from error
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._cert, self._key, password="")
+            server, client = (self._context(side, ca) for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT))
             chain = x509.load_pem_x509_certificates(cert)
             leaf = chain[0]
         except (OSError, ValueError) as error:
@@ -112,7 +115,15 @@ class Identity:
             raise ConfigError("security.cert", f"{self._cert} has no name {self.role.dns_name}")
         if not _leads_to(chain, authorities):
             raise ConfigError("security.ca", f"{self._ca} did not sign {self._cert}")
-        return Material(ca, cert, key, leaf.not_valid_after_utc)
+        return Material(ca, cert, key, server, client, leaf.not_valid_after_utc)
+
+    def _context(self, side: int, ca: bytes) -> ssl.SSLContext:
+        context = ssl.SSLContext(side)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=ca.decode("ascii"))
+        context.load_cert_chain(self._cert, self._key, password="")
+        return context
 
     def _files(self) -> tuple[tuple[str, Path], ...]:
         return ("security.ca", self._ca), ("security.cert", self._cert), ("security.key", self._key)

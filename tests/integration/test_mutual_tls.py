@@ -15,7 +15,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from prfaas.cluster import Incarnation, Namespace, NodeId, RegionId
 from prfaas.errors import ConfigError, PeerUnavailable
-from prfaas.live.link import GrpcTokenLink, LinkParams
+from prfaas.live.link import LinkParams
+from prfaas.live.link_grpc import GrpcTokenLink
 from prfaas.live.link_stream import LinkCounters
 from prfaas.membership.etcd import EtcdStore
 from prfaas.membership.etcd_calls import Tls

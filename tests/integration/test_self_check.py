@@ -17,6 +17,7 @@ from prfaas.node.admission import Admission, Limits
 from prfaas.node.children import children
 from prfaas.node.engine_client import EngineClient
 from prfaas.node.link_server import serve_worker
+from prfaas.node.link_tcp import serve_link
 from prfaas.node.pump_client import PumpClient
 from prfaas.node.self_check import check_addresses
 from prfaas.node.tenure import Place
@@ -49,9 +50,9 @@ async def listening(model_dir: Path) -> AsyncIterator[tuple[Node, PumpClient]]:
                 connect_s=5,
             )
             place = Place(NodeId("w"), RegionId("b"), incarnation, {"": f"127.0.0.1:{await pump.start(start)}"})
-            server = await serve_worker(
-                Worker(place, info, engine, pump, Admission(LIMITS), group.create_task), "127.0.0.1", 0
-            )
+            worker = Worker(place, info, engine, pump, Admission(LIMITS), group.create_task)
+            server = await serve_worker(worker, "127.0.0.1", 0)
+            links = await serve_link(worker, "127.0.0.1", 0)
             node = Node(
                 id=place.node,
                 region=place.region,
@@ -61,12 +62,14 @@ async def listening(model_dir: Path) -> AsyncIterator[tuple[Node, PumpClient]]:
                 namespace=info.namespace,
                 model=info.model,
                 rpc_address=f"127.0.0.1:{server.port}",
+                link_address=f"127.0.0.1:{links.port}",
                 kv_addresses=place.kv_addresses,
                 wire=WIRE,
                 max_context_tokens=info.max_context_tokens,
                 eos_token_ids=info.eos_token_ids,
             )
             yield node, pump
+            await links.stop(0)
             await server.stop(0)
             for task in crew:
                 task.cancel()
@@ -81,9 +84,10 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_addresses_that_lead_here_pass(model_dir: Path):
-    """Of the token link and of the KV plane, whichever region they are for."""
+    """Of gRPC, the token link and the KV plane, whichever region they are for."""
     async with listening(model_dir) as (node, pump):
         await check_addresses(node, pump, PATIENCE_S)
+        await check_addresses(replace(node, link_address=""), pump, PATIENCE_S)
         several = replace(node, kv_addresses={**node.kv_addresses, "a": node.kv_addresses[""]})
         await check_addresses(several, pump, PATIENCE_S)
 
@@ -94,6 +98,7 @@ async def test_an_address_at_which_nobody_answers_is_named(model_dir: Path):
         with socket.create_server(("127.0.0.1", 0)) as gone:
             nowhere = f"127.0.0.1:{gone.getsockname()[1]}"
         await assert_wrong(replace(node, rpc_address=nowhere), pump, "worker.rpc_advertise", "nobody answers")
+        await assert_wrong(replace(node, link_address=nowhere), pump, "worker.link_advertise", "nobody answers")
         wrong = replace(node, kv_addresses={**node.kv_addresses, "a": nowhere})
         await assert_wrong(wrong, pump, "kv.advertise['a']", "nobody answers")
 
@@ -103,6 +108,8 @@ async def test_an_address_of_another_worker_is_named(model_dir: Path):
     async with listening(model_dir) as (node, pump), listening(model_dir) as (other, _):
         wrong_rpc = replace(node, rpc_address=other.rpc_address)
         await assert_wrong(wrong_rpc, pump, "worker.rpc_advertise", "another node")
+        wrong_link = replace(node, link_address=other.link_address)
+        await assert_wrong(wrong_link, pump, "worker.link_advertise", "another node")
         wrong_kv = replace(node, kv_addresses={"": other.kv_addresses[""]})
         await assert_wrong(wrong_kv, pump, "kv.advertise['']", "another node")
 

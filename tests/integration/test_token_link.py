@@ -1,4 +1,6 @@
-"""The token link end to end: real gRPC over loopback between the router's ports and a worker that answers by rule."""
+"""The token link end to end, over loopback between the router's ports and a worker that answers by rule: one contract
+for both adapters, gRPC and plain TCP. What is special about either is in test_token_link_grpc and test_token_link_tcp.
+"""
 
 import asyncio
 import os
@@ -13,12 +15,9 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-import grpc
 import pytest
 import structlog
 import uvloop
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from prfaas.cluster import ClusterView, Incarnation, Namespace, Node, NodeId, NodeKind, RegionId, Role
 from prfaas.errors import DeadlineExceeded, EngineFailed, Overloaded, PeerUnavailable
@@ -26,20 +25,19 @@ from prfaas.flows.ports import PrefillReport, Reservation
 from prfaas.flows.serve import ServeParams, serve
 from prfaas.flows.story import Story
 from prfaas.live.clock import AsyncioClock
-from prfaas.live.link import GrpcTokenLink, LinkParams, LinkPool
+from prfaas.live.link import LinkParams, LinkPool
 from prfaas.live.link_stream import LinkCounters
 from prfaas.live.serve_ports import LiveServePorts
 from prfaas.live.steering import Steering
-from prfaas.node.link_server import MAX_WAITING_EVENTS, serve_worker
-from prfaas.node.rpc_server import RpcServer
+from prfaas.node.link_server import MAX_WAITING_EVENTS
 from prfaas.request import AttemptId, Pull, Reason, Request, RequestId, Route, Sampling
 from prfaas.request import Path as Way
 from prfaas.rpc.commands import Cancel, Decode, Prefill, Reserve, Reserved, Tokens
 from prfaas.rpc.translate import MAX_COMMAND_BYTES, MAX_MESSAGE_BYTES
 from prfaas.rpc.v1 import worker_pb2 as pb
-from prfaas.rpc.v1.worker_pb2_grpc import WorkerStub
 from prfaas.scheduling.demand import DemandParams
 from prfaas.scheduling.routing import RoutingParams
+from tests.integration.link_adapters import ADAPTERS, GRPC, TCP, Adapter, Server
 from tests.integration.scripted_worker import COMMANDS, ScriptedRuntime, completion, permit
 
 #: Longer than anything here takes on a busy machine; reached only when something hangs.
@@ -61,6 +59,7 @@ def node(node_id: NodeId, port: int, incarnation: int = 1) -> Node:
         namespace=Namespace("n"),
         model="m",
         rpc_address=f"127.0.0.1:{port}",
+        link_address=f"127.0.0.1:{port}",
         kv_addresses={"": "127.0.0.1:1"},
         max_context_tokens=2_000_000,
     )
@@ -88,12 +87,10 @@ def route(request: Request, decode: NodeId, prefill: NodeId, pull: Pull | None =
 class Router:
     """A router process as far as its links go: a view, a pool of links and the ports over them."""
 
-    def __init__(self, *nodes: Node, params: LinkParams | None = None) -> None:
+    def __init__(self, via: Adapter, *nodes: Node, params: LinkParams | None = None) -> None:
         self.view, self.counters, self._ids = view(*nodes), LinkCounters(), count(1)
         params = params or LinkParams()
-        self.links = LinkPool(
-            lambda n: GrpcTokenLink(n.rpc_address, n.id, n.incarnation, params=params, counters=self.counters)
-        )
+        self.links = LinkPool(lambda n: via.link(n, params, self.counters))
         routing = RoutingParams(threshold_tokens=LONG_TOKENS)
         self.steering = Steering(RegionId("west"), routing, time.monotonic(), DemandParams())
         self.ports = LiveServePorts(AsyncioClock(), lambda: self.view, self.links, self.new_id, self.steering)
@@ -130,8 +127,8 @@ def serve_params(**changed: float) -> ServeParams:
 
 
 @asynccontextmanager
-async def router(*nodes: Node, params: LinkParams | None = None) -> AsyncIterator[Router]:
-    process = Router(*nodes, params=params)
+async def router(via: Adapter, *nodes: Node, params: LinkParams | None = None) -> AsyncIterator[Router]:
+    process = Router(via, *nodes, params=params)
     try:
         async with asyncio.timeout(4 * PATIENCE_S):
             yield process
@@ -140,8 +137,8 @@ async def router(*nodes: Node, params: LinkParams | None = None) -> AsyncIterato
 
 
 @asynccontextmanager
-async def serving(runtime: ScriptedRuntime, port: int = 0) -> AsyncIterator[RpcServer]:
-    server = await serve_worker(runtime, "127.0.0.1", port)
+async def serving(via: Adapter, runtime: ScriptedRuntime, port: int = 0) -> AsyncIterator[Server]:
+    server = await via.serve(runtime, "127.0.0.1", port)
     try:
         yield server
     finally:
@@ -150,11 +147,12 @@ async def serving(runtime: ScriptedRuntime, port: int = 0) -> AsyncIterator[RpcS
 
 @asynccontextmanager
 async def running(
-    node_id: NodeId, incarnation: int = 1, port: int = 0, silent: str | None = None
+    via: Adapter, node_id: NodeId, incarnation: int = 1, port: int = 0, silent: str | None = None
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
     """A worker process of its own, and its port."""
     script = Path(__file__).with_name("scripted_worker.py")
-    arguments = [str(script), node_id, str(incarnation), str(port), *(["--silent", silent] if silent else [])]
+    arguments = [str(script), node_id, str(incarnation), str(port), "--link", via.name]
+    arguments += ["--silent", silent] if silent else []
     environment = os.environ | {"PYTHONPATH": str(script.parents[2])}
     worker = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, env=environment
@@ -184,18 +182,24 @@ async def failures(tasks: Iterable[asyncio.Task[object]], within_s: float = PATI
     return [task.exception() for task in done]
 
 
+@pytest.fixture(params=ADAPTERS.values(), ids=ADAPTERS)
+def via(request: pytest.FixtureRequest) -> Adapter:
+    adapter: Adapter = request.param
+    return adapter
+
+
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tokens", [8, 64], ids=["prefilled where it decodes", "prefilled in another region"])
-async def test_many_requests_share_one_link_and_keep_their_order(tokens: int):
+async def test_many_requests_share_one_link_and_keep_their_order(via: Adapter, tokens: int):
     """Each of 64 requests at once gets exactly its own tokens, in order, over one connection per worker; commands and
     events that come together travel together."""
     prefill, decode = ScriptedRuntime("p0", 1), ScriptedRuntime("d0", 1)
     async with (
-        serving(prefill) as p,
-        serving(decode) as d,
-        router(node(P0, p.port), node(D0, d.port)) as process,
+        serving(via, prefill) as p,
+        serving(via, decode) as d,
+        router(via, node(P0, p.port), node(D0, d.port)) as process,
     ):
         requests = [prompt(tokens, first) for first in range(1, 65)]
         answers = await asyncio.gather(*(process.complete(request) for request in requests))
@@ -209,13 +213,13 @@ async def test_many_requests_share_one_link_and_keep_their_order(tokens: int):
         assert not decode.sessions[0].held
 
 
-async def test_the_worker_hears_the_whole_request():
+async def test_the_worker_hears_the_whole_request(via: Adapter):
     """Reserve, prefill and decode carry what the flow decided: source, destination, sampling, prompt."""
     prefill, decode = ScriptedRuntime("p0", 1), ScriptedRuntime("d0", 5)
     async with (
-        serving(prefill) as p,
-        serving(decode) as d,
-        router(node(P0, p.port), node(D0, d.port, 5)) as process,
+        serving(via, prefill) as p,
+        serving(via, decode) as d,
+        router(via, node(P0, p.port), node(D0, d.port, 5)) as process,
     ):
         request, story = prompt(64), Story()
         await process.complete(request, story)
@@ -234,14 +238,14 @@ async def test_the_worker_hears_the_whole_request():
     assert (compute.destination.kv_address, compute.destination.generation) == ("kv.d0.for.east:1", 7)
 
 
-async def test_the_permit_of_a_reservation_reaches_the_prefill_node_and_nobody_else():
+async def test_the_permit_of_a_reservation_reaches_the_prefill_node_and_nobody_else(via: Adapter):
     """The ticket and the keys of an attempt are in no log line, story or text of what carried them."""
     decode, prefill, story = ScriptedRuntime(D0, 1), ScriptedRuntime(P0, 1), Story()
     with structlog.testing.capture_logs() as lines:
         async with (
-            serving(decode) as d0,
-            serving(prefill) as p0,
-            router(node(D0, d0.port), node(P0, p0.port)) as process,
+            serving(via, decode) as d0,
+            serving(via, prefill) as p0,
+            router(via, node(D0, d0.port), node(P0, p0.port)) as process,
         ):
             await process.complete(prompt(64), story)
     [(attempt, heard)] = [
@@ -255,30 +259,30 @@ async def test_the_permit_of_a_reservation_reaches_the_prefill_node_and_nobody_e
     assert "key" not in shown.replace("key_", "") and "ticket" not in shown
 
 
-async def test_prompts_of_a_million_tokens_pass():
+async def test_prompts_of_a_million_tokens_pass(via: Adapter):
     """A burst of prompts that together exceed a message goes out in several, and all are answered."""
     request = Request(id=RequestId("1" * 32), model="m", prompt=bytes(4_000_000), sampling=Sampling(max_tokens=1))
     burst = MAX_MESSAGE_BYTES // len(request.prompt) + 4
-    async with serving(ScriptedRuntime("d0", 1)) as d, router(node(D0, d.port)) as process:
+    async with serving(via, ScriptedRuntime("d0", 1)) as d, router(via, node(D0, d.port)) as process:
         reserved = await asyncio.gather(*(process.reserve(request) for _ in range(burst)))
         assert len({reservation.attempt for reservation in reserved}) == burst
         assert 1 < process.counters.messages_sent < burst
 
 
-async def test_a_refusal_reaches_the_router_with_its_facts():
+async def test_a_refusal_reaches_the_router_with_its_facts(via: Adapter):
     """A worker without room says when to come back."""
-    async with serving(ScriptedRuntime("d0", 1, room=1)) as d, router(node(D0, d.port)) as process:
+    async with serving(via, ScriptedRuntime("d0", 1, room=1)) as d, router(via, node(D0, d.port)) as process:
         await process.reserve(prompt(8))
         with pytest.raises(Overloaded) as refused:
             await process.reserve(prompt(8))
         assert (refused.value.resource, refused.value.retry_after_s) == ("kv", 0.25)
 
 
-def test_both_ends_run_on_uvloop():
+def test_both_ends_run_on_uvloop(via: Adapter):
     """The router's event loop in production."""
 
     async def story() -> list[int]:
-        async with serving(ScriptedRuntime("d0", 1)) as d, router(node(D0, d.port)) as process:
+        async with serving(via, ScriptedRuntime("d0", 1)) as d, router(via, node(D0, d.port)) as process:
             return await process.complete(prompt(8))
 
     assert uvloop.run(story()) == completion(prompt(8).prompt, 20)
@@ -288,14 +292,14 @@ def test_both_ends_run_on_uvloop():
 
 
 @pytest.mark.parametrize("stage", ["reserve", "prefill", "decode"])
-async def test_field_D1_a_client_that_leaves_cancels_both_workers(stage: str):
+async def test_field_D1_a_client_that_leaves_cancels_both_workers(via: Adapter, stage: str):
     """Wherever the request waits when its client leaves, each worker that heard of it is told, and holds nothing."""
     kind = COMMANDS[stage]
     prefill, decode = ScriptedRuntime("p0", 1, silent=kind), ScriptedRuntime("d0", 1, silent=kind)
     async with (
-        serving(prefill) as p,
-        serving(decode) as d,
-        router(node(P0, p.port), node(D0, d.port)) as process,
+        serving(via, prefill) as p,
+        serving(via, decode) as d,
+        router(via, node(P0, p.port), node(D0, d.port)) as process,
     ):
         client = asyncio.create_task(process.complete(prompt(64)))
         attempt = await (prefill if kind is Prefill else decode).heard(kind)
@@ -306,13 +310,13 @@ async def test_field_D1_a_client_that_leaves_cancels_both_workers(stage: str):
             assert await prefill.heard(Cancel) == attempt
 
 
-async def test_field_A8_a_client_that_leaves_between_prefill_and_decode_strands_nothing():
+async def test_field_A8_a_client_that_leaves_between_prefill_and_decode_strands_nothing(via: Adapter):
     """The hand-off is the router's: the reservation is given back although the worker never heard of its decode."""
     prefill, decode = ScriptedRuntime("p0", 1), ScriptedRuntime("d0", 1)
     async with (
-        serving(prefill) as p,
-        serving(decode) as d,
-        router(node(P0, p.port), node(D0, d.port)) as process,
+        serving(via, prefill) as p,
+        serving(via, decode) as d,
+        router(via, node(P0, p.port), node(D0, d.port)) as process,
     ):
         request = prompt(64)
         reservation = await process.reserve(request, D0, P0)
@@ -324,10 +328,10 @@ async def test_field_A8_a_client_that_leaves_between_prefill_and_decode_strands_
         assert not decode.sessions[0].held
 
 
-async def test_what_has_ended_is_not_cancelled_and_release_may_be_repeated():
+async def test_field_D2_what_has_ended_is_not_cancelled_and_release_may_be_repeated(via: Adapter):
     """After its last token a worker holds nothing; a second release of the same attempt says nothing more."""
     decode = ScriptedRuntime("d0", 1, room=1)
-    async with serving(decode) as d, router(node(D0, d.port)) as process:
+    async with serving(via, decode) as d, router(via, node(D0, d.port)) as process:
         await process.complete(prompt(8))
         reservation = await process.reserve(prompt(8))
         with pytest.raises(Overloaded):
@@ -339,10 +343,10 @@ async def test_what_has_ended_is_not_cancelled_and_release_may_be_repeated():
         assert [owner for owner, said in decode.sessions[0].heard if said == Cancel()] == [reservation.attempt]
 
 
-async def test_events_of_a_released_attempt_are_dropped_and_counted():
+async def test_events_of_a_released_attempt_are_dropped_and_counted(via: Adapter):
     """A worker that goes on after a cancel disturbs nobody."""
     decode = ScriptedRuntime("d0", 1, deaf=True)
-    async with serving(decode) as d, router(node(D0, d.port)) as process:
+    async with serving(via, decode) as d, router(via, node(D0, d.port)) as process:
         request = prompt(8)
         reservation = await process.reserve(request)
         await process.prefill(request, reservation, D0)
@@ -356,12 +360,12 @@ async def test_events_of_a_released_attempt_are_dropped_and_counted():
         assert process.counters.late_events > 0
 
 
-async def test_a_router_that_closes_its_links_leaves_nothing_behind():
+async def test_a_router_that_closes_its_links_leaves_nothing_behind(via: Adapter):
     """The end of the stream ends the session, and with it every reservation of that router and of no other."""
     decode = ScriptedRuntime("d0", 1)
-    async with serving(decode) as d, router(node(D0, d.port)) as stays:
+    async with serving(via, decode) as d, router(via, node(D0, d.port)) as stays:
         await stays.reserve(prompt(8))
-        async with router(node(D0, d.port)) as leaves:
+        async with router(via, node(D0, d.port)) as leaves:
             await leaves.reserve(prompt(8))
             held = decode.sessions[1].held
             assert held
@@ -370,17 +374,18 @@ async def test_a_router_that_closes_its_links_leaves_nothing_behind():
         assert decode.sessions[0].held
 
 
-async def test_what_the_cache_has_to_do_with_it_reaches_the_workers():
-    """The tenant's salt goes to both; what the decode node has already, and where else to look, to the prefill node;
-    and what came of it back into the report. After a failure neither uses a cache."""
+async def test_what_the_cache_has_to_do_with_it_reaches_the_workers(via: Adapter):
+    """The tenant's salt and the trace go to both; the tenant's weight, what the decode node has already, and where else
+    to look, to the prefill node; and what came of it back into the report. After a failure neither uses a cache."""
     prefill, decode = ScriptedRuntime("p0", 1), ScriptedRuntime("d0", 1)
     decode.held_tokens, prefill.cached_tokens, prefill.pulled_bytes = 128, 512, 4096
     async with (
-        serving(prefill) as p,
-        serving(decode) as d,
-        router(node(P0, p.port), node(D0, d.port)) as process,
+        serving(via, prefill) as p,
+        serving(via, decode) as d,
+        router(via, node(P0, p.port), node(D0, d.port)) as process,
     ):
-        request = replace(prompt(640), salt=b"salt", tenant="acme")
+        traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
+        request = replace(prompt(640), salt=b"salt", tenant="acme", weight=2.5, traceparent=traceparent)
         pull = Pull(source=D0, tokens=64, chosen=True)
         reservation = await process.reserve(request, D0, P0, pull)
         report = await process.prefill(request, reservation, P0, pull)
@@ -389,6 +394,8 @@ async def test_what_the_cache_has_to_do_with_it_reaches_the_workers():
         assert isinstance(reserve, Reserve) and isinstance(told, Prefill) and told.destination is not None
         for command in (reserve, told):
             assert (command.salt, command.tenant, command.use_cache) == (b"salt", "acme", True)
+            assert command.traceparent == traceparent
+        assert told.weight == 2.5
         assert (told.destination.held_tokens, told.pull_region) == (128, process.view.nodes[D0].region)
         assert (report.cached_tokens, report.pulled_bytes) == (512, 4096)
         without = replace(route(request, D0, P0), use_cache=False)
@@ -404,12 +411,12 @@ async def test_what_the_cache_has_to_do_with_it_reaches_the_workers():
 
 
 @pytest.mark.parametrize("stage", ["reserve", "prefill", "decode"])
-async def test_field_C2_a_killed_worker_fails_every_open_attempt_at_once(stage: str):
+async def test_field_C2_a_killed_worker_fails_every_open_attempt_at_once(via: Adapter, stage: str):
     """SIGKILL at each step: nobody waits for a deadline, and other workers' requests go on."""
     async with (
-        running(D0, silent=stage) as (worker, port),
-        serving(ScriptedRuntime("d1", 1)) as other,
-        router(node(D0, port), node(D1, other.port)) as process,
+        running(via, D0, silent=stage) as (worker, port),
+        serving(via, ScriptedRuntime("d1", 1)) as other,
+        router(via, node(D0, port), node(D1, other.port)) as process,
     ):
 
         async def attempt(first: int) -> None:
@@ -431,13 +438,13 @@ async def test_field_C2_a_killed_worker_fails_every_open_attempt_at_once(stage: 
         assert await process.complete(prompt(8), max_attempts=2) == completion(prompt(8).prompt, 20)
 
 
-async def test_a_lost_reservation_ends_the_prefill_that_was_meant_for_it():
+async def test_a_lost_reservation_ends_the_prefill_that_was_meant_for_it(via: Adapter):
     """The decode worker dies while another prefills toward it: the router does not wait for the prefill to find out."""
     prefill = ScriptedRuntime("p0", 1, silent=Prefill)
     async with (
-        serving(prefill) as p,
-        running(D0) as (worker, port),
-        router(node(P0, p.port), node(D0, port)) as process,
+        serving(via, prefill) as p,
+        running(via, D0) as (worker, port),
+        router(via, node(P0, p.port), node(D0, port)) as process,
     ):
         request = prompt(64)
         reservation = await process.reserve(request, D0, P0)
@@ -449,10 +456,13 @@ async def test_a_lost_reservation_ends_the_prefill_that_was_meant_for_it():
         assert error.peer == D0
 
 
-async def test_a_worker_that_stops_answering_is_noticed_by_its_silence():
+async def test_a_worker_that_stops_answering_is_noticed_by_its_silence(via: Adapter):
     """A half-open connection: the peer's machine still takes bytes, nobody reads them."""
     params = LinkParams(keepalive_s=0.5, keepalive_timeout_s=0.5)
-    async with running(D0, silent="prefill") as (worker, port), router(node(D0, port), params=params) as process:
+    async with (
+        running(via, D0, silent="prefill") as (worker, port),
+        router(via, node(D0, port), params=params) as process,
+    ):
         request = prompt(8)
         reservation = await process.reserve(request)
         waiting = asyncio.create_task(process.prefill(request, reservation, D0))
@@ -461,19 +471,24 @@ async def test_a_worker_that_stops_answering_is_noticed_by_its_silence():
         assert isinstance(error, PeerUnavailable)
 
 
-async def test_an_idle_link_stays_open_however_often_it_is_checked():
+@pytest.mark.parametrize("via", [pytest.param(GRPC, id="grpc", marks=pytest.mark.slow), pytest.param(TCP, id="tcp")])
+async def test_an_idle_link_stays_open_however_often_it_is_checked(via: Adapter):
     """Keepalive pings on an idle link, one a second, are not taken for an attack, as the third would be by default."""
-    params = LinkParams(keepalive_s=0.1, keepalive_timeout_s=5.0)
-    async with serving(ScriptedRuntime("d0", 1)) as d, router(node(D0, d.port), params=params) as process:
+    params, wait_s = LinkParams(keepalive_s=0.1, keepalive_timeout_s=5.0), 6.0
+    if via is TCP:
+        params, wait_s = LinkParams(keepalive_s=0.1, keepalive_timeout_s=0.5), 1.5
+    async with serving(via, ScriptedRuntime("d0", 1)) as d, router(via, node(D0, d.port), params=params) as process:
         reservation = await process.reserve(prompt(8))
         lost = asyncio.create_task(process.ports._held(reservation).lost())
-        done, _ = await asyncio.wait({lost}, timeout=6.0)
+        done, _ = await asyncio.wait({lost}, timeout=wait_s)
         lost.cancel()
         assert not done
 
 
 @pytest.mark.parametrize("accepts", [False, True], ids=["never accepts", "accepts and is silent"])
-async def test_field_C12_a_black_hole_costs_its_own_requests_the_connect_timeout_and_others_nothing(accepts: bool):
+async def test_field_C12_a_black_hole_costs_its_own_requests_the_connect_timeout_and_others_nothing(
+    via: Adapter, accepts: bool
+):
     """Whoever needs the dead worker hears of it in time, then at once; requests of a live worker go on meanwhile."""
     params = LinkParams(connect_s=0.5, backoff_s=PATIENCE_S, max_backoff_s=PATIENCE_S)
     accepted = []
@@ -481,8 +496,8 @@ async def test_field_C12_a_black_hole_costs_its_own_requests_the_connect_timeout
         if accepts:
             asyncio.get_running_loop().add_reader(hole, lambda: accepted.append(hole.accept()))
         async with (
-            serving(ScriptedRuntime("d1", 1)) as d,
-            router(node(D0, hole.getsockname()[1]), node(D1, d.port), params=params) as process,
+            serving(via, ScriptedRuntime("d1", 1)) as d,
+            router(via, node(D0, hole.getsockname()[1]), node(D1, d.port), params=params) as process,
         ):
             stuck = [asyncio.create_task(process.reserve(prompt(8))) for _ in range(4)]
             await process.reserve(prompt(8), D1)
@@ -497,51 +512,51 @@ async def test_field_C12_a_black_hole_costs_its_own_requests_the_connect_timeout
         connection.close()
 
 
-async def test_an_address_where_nobody_listens_is_known_at_once():
+async def test_an_address_where_nobody_listens_is_known_at_once(via: Adapter):
     """A refused connection does not use up the connect timeout."""
     with closing(socket.create_server(("127.0.0.1", 0))) as gone:
         port = gone.getsockname()[1]
-    async with router(node(D0, port), params=LinkParams(connect_s=3 * PATIENCE_S)) as process:
+    async with router(via, node(D0, port), params=LinkParams(connect_s=3 * PATIENCE_S)) as process:
         (error,) = await failures([asyncio.create_task(process.reserve(prompt(8)))])
         assert isinstance(error, PeerUnavailable)
 
 
-async def test_a_restarted_worker_is_another_life_on_the_same_port():
+async def test_a_restarted_worker_is_another_life_on_the_same_port(via: Adapter):
     """Until the view knows the new incarnation, nothing is sent to it; with it, requests flow again."""
     params = LinkParams(backoff_s=0.01, max_backoff_s=0.01)
-    async with router(params=params) as process:
-        async with running(D0, 1) as (worker, port):
+    async with router(via, params=params) as process:
+        async with running(via, D0, 1) as (worker, port):
             process.view = view(node(D0, port, 1))
             await process.complete(prompt(8))
             worker.kill()
-        async with running(D0, 2, port):
+        async with running(via, D0, 2, port):
             with pytest.raises(PeerUnavailable, match="another life"):
                 await process.reserve(prompt(8))
             process.view = view(node(D0, port, 2))
             assert (await process.reserve(prompt(8))).incarnation == 2
 
 
-async def test_a_broken_link_is_made_anew_when_it_is_next_used():
+async def test_a_broken_link_is_made_anew_when_it_is_next_used(via: Adapter):
     """The worker goes on living while its connection does not: same incarnation, new stream."""
     decode = ScriptedRuntime("d0", 1)
-    async with router(params=LinkParams(backoff_s=0.01, max_backoff_s=0.01)) as process:
-        async with serving(decode) as d:
+    async with router(via, params=LinkParams(backoff_s=0.01, max_backoff_s=0.01)) as process:
+        async with serving(via, decode) as d:
             process.view = view(node(D0, d.port))
             reservation = await process.reserve(prompt(8))
             lost = asyncio.create_task(process.ports._held(reservation).lost())
         (error,) = await failures([lost])
         assert isinstance(error, PeerUnavailable)
-        async with serving(decode, d.port):
+        async with serving(via, decode, d.port):
             assert await process.complete(prompt(8)) == completion(prompt(8).prompt, 20)
         assert process.counters.connections == 2
 
 
 @pytest.mark.parametrize("stage", ["reserve", "prefill", "decode"])
-async def test_field_C1_an_answer_that_never_comes_ends_with_its_deadline(stage: str):
+async def test_field_C1_an_answer_that_never_comes_ends_with_its_deadline(via: Adapter, stage: str):
     """Each answer is dropped once: the request ends with an error that names the wait, and the worker is told."""
     decode = ScriptedRuntime("d0", 1, silent=COMMANDS[stage])
     limits = {"reserve_timeout_s": 0.2, "prefill_timeout_s": 0.2, "first_token_timeout_s": 0.2}
-    async with serving(decode) as d, router(node(D0, d.port)) as process:
+    async with serving(via, decode) as d, router(via, node(D0, d.port)) as process:
         with pytest.raises(DeadlineExceeded) as late:
             await process.complete(prompt(8), max_attempts=1, **limits)
         assert late.value.stage == {"decode": "first token"}.get(stage, stage)
@@ -552,10 +567,10 @@ async def test_field_C1_an_answer_that_never_comes_ends_with_its_deadline(stage:
 # -- the pool ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_node_that_leaves_the_view_keeps_its_link_until_its_last_attempt_ends():
+async def test_a_node_that_leaves_the_view_keeps_its_link_until_its_last_attempt_ends(via: Adapter):
     """A lost lease is not a lost worker: what it is serving goes on, and nothing new is sent there."""
     decode = ScriptedRuntime("d0", 1)
-    async with serving(decode) as d, router(node(D0, d.port)) as process:
+    async with serving(via, decode) as d, router(via, node(D0, d.port)) as process:
         request = prompt(8)
         reservation = await process.reserve(request)
         process.view = view()
@@ -569,10 +584,10 @@ async def test_a_node_that_leaves_the_view_keeps_its_link_until_its_last_attempt
         await asyncio.wait_for(decode.sessions[0].closed.wait(), PATIENCE_S)
 
 
-async def test_the_link_to_an_earlier_life_is_dropped_with_its_attempts():
+async def test_the_link_to_an_earlier_life_is_dropped_with_its_attempts(via: Adapter):
     """Once the view shows a new incarnation, whoever still waits for the old one hears that it is gone."""
     decode = ScriptedRuntime("d0", 1, silent=Prefill)
-    async with serving(decode) as d, router(node(D0, d.port)) as process:
+    async with serving(via, decode) as d, router(via, node(D0, d.port)) as process:
         request = prompt(8)
         reservation = await process.reserve(request)
         waiting = asyncio.create_task(process.prefill(request, reservation, D0))
@@ -590,19 +605,6 @@ async def test_the_link_to_an_earlier_life_is_dropped_with_its_attempts():
 GOOD = bytes(range(16))
 
 
-@asynccontextmanager
-async def raw_link(server: RpcServer) -> AsyncIterator[grpc.aio.StreamStreamCall[pb.ToWorker, pb.FromWorker]]:
-    """A router that puts on the wire whatever it likes."""
-    options = (("grpc.max_send_message_length", MAX_MESSAGE_BYTES),)
-    async with (
-        asyncio.timeout(3 * PATIENCE_S),
-        grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options) as channel,
-    ):
-        call = WorkerStub(channel).Link()
-        yield call
-        call.cancel()
-
-
 @pytest.mark.parametrize(
     ("nonsense", "param"),
     [
@@ -614,50 +616,48 @@ async def raw_link(server: RpcServer) -> AsyncIterator[grpc.aio.StreamStreamCall
     ],
     ids=["short attempt", "long attempt", "no kind", "odd prompt", "too large"],
 )
-async def test_nonsense_is_answered_and_the_stream_lives_on(nonsense: pb.Command, param: str):
+async def test_nonsense_is_answered_and_the_stream_lives_on(via: Adapter, nonsense: pb.Command, param: str):
     """A command that cannot be read fails by itself; the next one on the same stream is carried out."""
     good = pb.Command(attempt=bytes(16), reserve=pb.Reserve(prompt=b"1234"))
-    async with serving(ScriptedRuntime("d0", 1)) as server, raw_link(server) as call:
-        await call.write(pb.ToWorker(commands=[nonsense, good]))
+    async with serving(via, ScriptedRuntime("d0", 1)) as server, via.raw(node(D0, server.port)) as raw:
+        await raw.write(pb.ToWorker(commands=[nonsense, good]))
         events: list[pb.Event] = []
         while len(events) < 2:
-            message = await call.read()
-            assert isinstance(message, pb.FromWorker)
-            events.extend(message.events)
+            events.extend((await raw.read()).events)
         assert (events[0].failed.code, events[0].failed.param) == ("invalid_request", param)
         assert events[0].attempt == nonsense.attempt[:32]
         assert events[1].attempt == bytes(16)
         assert events[1].WhichOneof("kind") == "reserved"
 
 
-async def test_nonsense_about_an_attempt_ends_what_the_attempt_holds():
+async def test_nonsense_about_an_attempt_ends_what_the_attempt_holds(via: Adapter):
     """After Failed the worker holds nothing, also when the worker's own link has failed it."""
     runtime = ScriptedRuntime("d0", 1)
-    async with serving(runtime) as server, raw_link(server) as call:
-        await call.write(pb.ToWorker(commands=[pb.Command(attempt=GOOD, reserve=pb.Reserve(prompt=b"1234"))]))
+    async with serving(via, runtime) as server, via.raw(node(D0, server.port)) as raw:
+        await raw.write(pb.ToWorker(commands=[pb.Command(attempt=GOOD, reserve=pb.Reserve(prompt=b"1234"))]))
         await runtime.heard(Reserve)
         assert runtime.sessions[0].held
-        await call.write(pb.ToWorker(commands=[pb.Command(attempt=GOOD, prefill=pb.Prefill(prompt=b"1"))]))
+        await raw.write(pb.ToWorker(commands=[pb.Command(attempt=GOOD, prefill=pb.Prefill(prompt=b"1"))]))
         await runtime.heard(Cancel)
         assert not runtime.sessions[0].held
 
 
-async def test_a_router_that_does_not_read_loses_its_link():
+async def test_a_router_that_does_not_read_loses_its_link(via: Adapter):
     """The worker's memory is bounded: the session is closed, not grown."""
     runtime = ScriptedRuntime("d0", 1)
-    async with serving(runtime) as server, raw_link(server) as call:
-        await call.write(pb.ToWorker(commands=[pb.Command(attempt=GOOD, cancel=pb.Cancel())]))
+    async with serving(via, runtime) as server, via.raw(node(D0, server.port)) as raw:
+        await raw.write(pb.ToWorker(commands=[pb.Command(attempt=GOOD, cancel=pb.Cancel())]))
         attempt = await runtime.heard(Cancel)
         for _ in range(MAX_WAITING_EVENTS + 1):
             runtime.sessions[0].emit(attempt, Tokens(tokens=b"1234"))
         await asyncio.wait_for(runtime.sessions[0].closed.wait(), PATIENCE_S)
-        assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await raw.cut()
 
 
-async def test_a_worker_that_says_too_much_fails_its_attempt_alone():
+async def test_a_worker_that_says_too_much_fails_its_attempt_alone(via: Adapter):
     """The router's memory is bounded by what an attempt may produce; the worker is told to stop."""
     decode = ScriptedRuntime("d0", 1)
-    async with serving(decode) as d, router(node(D0, d.port)) as process:
+    async with serving(via, decode) as d, router(via, node(D0, d.port)) as process:
         request = prompt(8)
         reservation, other = await process.reserve(request), await process.reserve(request)
         for _ in range(100):
@@ -670,10 +670,10 @@ async def test_a_worker_that_says_too_much_fails_its_attempt_alone():
         assert [t async for batch in stream for t in unpack(batch.tokens)] == completion(request.prompt, 20)
 
 
-async def test_a_worker_that_answers_something_else_fails_its_attempt():
+async def test_a_worker_that_answers_something_else_fails_its_attempt(via: Adapter):
     """Reserved twice is no report of a prefill."""
     decode = ScriptedRuntime("d0", 1, silent=Prefill)
-    async with serving(decode) as d, router(node(D0, d.port)) as process:
+    async with serving(via, decode) as d, router(via, node(D0, d.port)) as process:
         request = prompt(8)
         reservation = await process.reserve(request)
         again = Reserved(kv_address="x", generation=1, incarnation=Incarnation(1))
@@ -682,33 +682,8 @@ async def test_a_worker_that_answers_something_else_fails_its_attempt():
             await process.prefill(request, reservation, D0)
 
 
-# -- standard services ------------------------------------------------------------------------------------------------
-
-
-async def test_a_worker_says_whether_it_serves_and_what():
-    """The standard health and reflection services: not serving until told so, and the Worker service is listed."""
-    statuses = health_pb2.HealthCheckResponse
-    async with (
-        serving(ScriptedRuntime("d0", 1)) as server,
-        grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
-    ):
-        check = health_pb2_grpc.HealthStub(channel).Check
-        for service in ("", "prfaas.rpc.v1.Worker"):
-            request = health_pb2.HealthCheckRequest(service=service)
-            found = []
-            for serves in (None, True, False):
-                if serves is not None:
-                    await server.set_serving(serves)
-                found.append((await check(request, timeout=PATIENCE_S)).status)
-            assert found == [statuses.NOT_SERVING, statuses.SERVING, statuses.NOT_SERVING]
-        ask = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(ask, timeout=PATIENCE_S)
-        listed = [service.name async for answer in call for service in answer.list_services_response.service]
-        assert "prfaas.rpc.v1.Worker" in listed
-
-
-async def test_a_port_is_one_workers():
+async def test_a_port_is_one_workers(via: Adapter):
     """A second worker on the same port is an error, not a lottery."""
-    async with serving(ScriptedRuntime("d0", 1)) as server:
+    async with serving(via, ScriptedRuntime("d0", 1)) as server:
         with pytest.raises(OSError, match="cannot listen"):
-            await serve_worker(ScriptedRuntime("d1", 1), "127.0.0.1", server.port)
+            await via.serve(ScriptedRuntime("d1", 1), "127.0.0.1", server.port)
