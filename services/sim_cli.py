@@ -34,13 +34,28 @@ def sim() -> None:
 @sim.command("run")
 @click.argument("file", type=SCENARIO)
 @click.option("--seed", type=int, help="Of arrivals and chance, instead of the scenario's.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, exists=True),
+    help="Replay these requests, all of them, instead of the scenario's.",
+)
+@click.option(
+    "--trace-format",
+    type=click.Choice(["request_log", "mooncake", "azure", "servegen", "burstgpt", "bailian"]),
+    default="request_log",
+    help="What that file is: a router's own request log, or a published trace.",
+)
 @click.option("--report", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML report here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def sim_run(file: Path, seed: int | None, page: Path | None, as_json: bool) -> None:
-    """Simulate one scenario."""
+def sim_run(
+    file: Path, seed: int | None, trace: Path | None, trace_format: str, page: Path | None, as_json: bool
+) -> None:
+    """Simulate one scenario, or requests that came to a real cluster on the scenario's machines."""
     from prfaas.sim import report
+    from prfaas.sim.replay import replaying
     from prfaas.sim.run import run
     from prfaas.sim.scenario import load
+    from prfaas.sim.trace_files import TraceFormat
     from prfaas.sim.world import PARTS
 
     with failing():
@@ -49,6 +64,8 @@ def sim_run(file: Path, seed: int | None, page: Path | None, as_json: bool) -> N
         scenario = load(file)
         if seed is not None:
             scenario = scenario.but(seed=seed)
+        if trace is not None:
+            scenario = replaying(scenario, trace.absolute(), TraceFormat(trace_format))
         with progress(PARTS, scenario.name) as advance:
             result = run(scenario, lambda part: advance(""))
     if page is not None:

@@ -9,6 +9,7 @@ import msgspec
 
 from prfaas.engine.port import EngineInfo
 from prfaas.kvcache.layout import Window
+from prfaas.request import Score
 
 
 class Prefill(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -57,6 +58,7 @@ class Decode(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     top_p: float = 1.0
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    constraint: str = ""
     held: tuple[Window, ...] = ()
     top_logits: int = 0
     snapshot_tokens: int = 0
@@ -105,12 +107,13 @@ class RowsReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prefilled(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """`tokens` were computed; there are `snapshots` at these boundaries."""
+    """`tokens` were computed, from `started_s` to `ended_s` on the machine's monotonic clock, which all its processes
+    share; there are `snapshots` at these boundaries."""
 
     attempt: str
     tokens: int
-    queue_s: float
-    compute_s: float
+    started_s: float
+    ended_s: float
     snapshots: tuple[int, ...] = ()
 
 
@@ -121,17 +124,17 @@ class PoolRead(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """New tokens of one attempt, packed uint32. `top_logits` has one list per token when asked for.
+    """New tokens of one attempt, packed uint32. `top_logits` has one list per token when asked for, and `scores` one
+    entry if the engine can.
 
-    `first_queue_s` and `first_step_s` are set with the first token: time from Decode to the start of its step, and the
-    step itself (restore included).
+    `started_s` comes with the first token: when its step began, restore included, on the machine's monotonic clock.
     """
 
     attempt: str
     tokens: bytes
     top_logits: tuple[tuple[tuple[int, float], ...], ...] = ()
-    first_queue_s: float | None = None
-    first_step_s: float | None = None
+    scores: tuple[Score, ...] = ()
+    started_s: float | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True, kw_only=True):

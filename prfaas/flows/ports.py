@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from prfaas.cluster import ClusterView, NodeId
-from prfaas.request import NO_PERMIT, AttemptId, FinishReason, Permit, Request, Route
+from prfaas.request import NO_PERMIT, AttemptId, FinishReason, Permit, Request, Route, Score
 from prfaas.scheduling.routing import RoutingParams
 
 T = TypeVar("T")
@@ -31,7 +31,8 @@ class Clock(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
     """Room on the decode node for one attempt: KV bytes and a place in its admission, held until it is released. The KV
-    of the first `held_tokens` is there already."""
+    of the first `held_tokens` is there already. `took_s`: how long the node had the command, by its own clock; None
+    when it does not say."""
 
     decode: NodeId
     attempt: AttemptId
@@ -40,13 +41,14 @@ class Reservation:
     incarnation: int
     permit: Permit = NO_PERMIT
     held_tokens: int = 0
+    took_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillReport:
-    """What the prefill side measured. `exposed_s`: from the last part being computed to the receiver's
-    acknowledgement. `cached_tokens` were not computed but came from a cache, `pulled_bytes` of them from another
-    region's."""
+    """What the prefill side measured. `queue_s`: from the command to the first chunk, what comes from a cache included;
+    `exposed_s`: from the last part being computed to the receiver's acknowledgement. `cached_tokens` were not computed
+    but came from a cache, `pulled_bytes` of them from another region's. `took_s` as in Reservation."""
 
     queue_s: float
     compute_s: float
@@ -55,16 +57,21 @@ class PrefillReport:
     kv_bytes: int
     cached_tokens: int = 0
     pulled_bytes: int = 0
+    took_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """Tokens in order, packed uint32. The last batch has `finish`; only it carries the counts of the whole attempt."""
+    """Tokens in order, packed uint32, with what the request's `top_logits` asks for. The first has how long its
+    sequence waited on the node, its step, and how long the node had the command (as in Reservation). The last batch has
+    `finish`; only it carries the counts of the whole attempt."""
 
     tokens: bytes
     top_logits: tuple[tuple[tuple[int, float], ...], ...] = ()
+    scores: tuple[Score, ...] = ()
     first_queue_s: float | None = None
     first_step_s: float | None = None
+    first_took_s: float | None = None
     finish: FinishReason | None = None
     recomputed_tokens: int = 0
 

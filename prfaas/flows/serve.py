@@ -69,9 +69,9 @@ async def serve(
     Raises the first of the failures when the attempts are used up or no node is left.
     """
     kept: Reservation | None = None
-    failures, arrived = _Failures(), ports.now()
+    failures, arrived_s = _Failures(), ports.now() if story.arrived_s is None else story.arrived_s
     while True:
-        laps = [arrived, ports.now()]
+        laps = [ports.now() if failures.causes else arrived_s]
         route, kept = _route(request, matches, params, ports, failures, kept)
         if not failures.causes:
             ports.routed(request, route)
@@ -81,9 +81,10 @@ async def serve(
         story.attempts.append(attempt)
         stage, streaming, reservation, kept = Ending.DECODE_LOST, False, kept, None
         try:
+            taken: Reservation | None = None
             if reservation is None:
                 reserving = ports.reserve(attempt.id, request, route)
-                reservation = await ports.within(params.reserve_timeout_s, "reserve", reserving)
+                reservation = taken = await ports.within(params.reserve_timeout_s, "reserve", reserving)
             laps.append(ports.now())
 
             stage = Ending.PREFILL_LOST
@@ -96,7 +97,7 @@ async def serve(
             batch = await ports.within(params.first_token_timeout_s, "first token", _next(stream, route))
             laps.append(ports.now())
 
-            _account(story, laps, story.prefill, batch)
+            _account(story, arrived_s, laps, taken, story.prefill, batch)
             streaming = True
             _count(story, attempt, batch)
             yield batch
@@ -227,22 +228,34 @@ def _count(story: Story, attempt: Attempt, batch: TokenBatch) -> None:
         attempt.ending = Ending.DONE
 
 
-def _account(story: Story, laps: list[float], report: PrefillReport, batch: TokenBatch) -> None:
-    """The terms of the TTFT account that end with the first token.
+def _account(
+    story: Story,
+    arrived_s: float,
+    laps: list[float],
+    taken: Reservation | None,
+    report: PrefillReport,
+    batch: TokenBatch,
+) -> None:
+    """The terms of the TTFT account that end with the first token, of the attempt that began with the first lap.
+    `taken` is the reservation if it was made by this attempt.
 
-    `network` is what calls took beyond the work that the workers report. Failed attempts were a wait for this one to
-    begin, so their time is added to `queue`, to which the caller may have added its own, as to `route`.
+    `network` is what the calls took beyond the time that the workers had them, by the workers' own clocks. Failed
+    attempts were a wait for this one to begin, so their time is added to `queue`, to which the caller may have added.
     """
-    failed_s, route_s, reserve_s, prefill_s, first_s = (end - start for start, end in pairwise(laps))
-    decode_queue_s, step_s = batch.first_queue_s or 0.0, batch.first_step_s or 0.0
-    worked_s = report.queue_s + report.compute_s + report.exposed_s
-    story.terms["queue"] = story.terms.get("queue", 0.0) + failed_s
+    route_s, reserve_s, prefill_s, first_s = (end - start for start, end in pairwise(laps))
+    waited_s, step_s = batch.first_queue_s or 0.0, batch.first_step_s or 0.0
+    reserved_s = (taken.took_s or 0.0) if taken is not None else 0.0
+    # Workers of an older version do not say how long they had a command.
+    prefilled_s = report.queue_s + report.compute_s + report.exposed_s if report.took_s is None else report.took_s
+    decoded_s = waited_s + step_s if batch.first_took_s is None else batch.first_took_s
     story.terms |= {
-        "route": story.terms.get("route", 0.0) + route_s,
-        "network": reserve_s + max(0.0, prefill_s - worked_s) + max(0.0, first_s - decode_queue_s - step_s),
+        "queue": story.terms.get("queue", 0.0) + laps[0] - arrived_s,
+        "route": route_s,
+        "network": max(0.0, reserve_s - reserved_s) + max(0.0, prefill_s - prefilled_s) + max(0.0, first_s - decoded_s),
         "prefill_queue": report.queue_s,
         "prefill": report.compute_s,
         "transfer_exposed": report.exposed_s,
-        "decode_queue": decode_queue_s,
+        "decode_queue": reserved_s + waited_s,
         "first_decode_step": step_s,
     }
+    story.first_s = laps[-1]

@@ -29,10 +29,16 @@ class Attempt:
 @dataclass(slots=True)
 class Story:
     """All durations in seconds. `terms` holds the TTFT account's terms that the flow measured (see
-    request.TTFT_TERMS). `match` is what was known to be cached where the first route prefills."""
+    request.TTFT_TERMS): from `arrived_s`, when the request was handed over, to `first_s`, when its first tokens came,
+    both on the ports' clock. `match` is what was known to be cached where the first route prefills."""
 
     attempts: list[Attempt] = field(default_factory=list)
     terms: dict[str, float] = field(default_factory=dict)
+    #: None: when its flow begins.
+    arrived_s: float | None = None
+    first_s: float | None = None
+    #: When the latest tokens came.
+    last_s: float | None = None
     match: Match = NO_MATCH
     prefill: PrefillReport | None = None
     recomputed_tokens: int = 0

@@ -65,6 +65,7 @@ class DecodeStory:
             incarnation=place.incarnation,
             permit=_permit(tenure.span) if tenure.span else NO_PERMIT,
             held_tokens=_held_tokens(tenure.borrowed),
+            took_s=tenure.so_far_s(),
         )
 
     async def decode(self, tenure: Tenure, command: Decode, emit: Callable[[Tokens | Done], None]) -> Harvest | None:
@@ -92,9 +93,9 @@ class DecodeStory:
                     self._workplace.let_go(tenure, *arrived.spans)
                 case engine_messages.Tokens():
                     answer += event.tokens
-                    emit(_tokens(event))
+                    emit(_tokens(tenure, event))
                 case engine_messages.Finished():
-                    tenure.in_engine = caching
+                    tenure.in_engine, tenure.output_tokens = caching, event.output_tokens
                     emit(_done(event))
                     return _harvest(tenure, bytes(answer), event)
         raise AssertionError("a decode ends with Finished")
@@ -145,12 +146,18 @@ def _harvest(tenure: Tenure, answer: bytes, end: engine_messages.Finished) -> Ha
     return Harvest(tenure.tenant, held, end.kept_tokens, states)
 
 
-def _tokens(event: engine_messages.Tokens) -> Tokens:
+def _tokens(tenure: Tenure, event: engine_messages.Tokens) -> Tokens:
+    """With the first, how long it waited for its step since the command came, and the step until it was here."""
+    if event.started_s is None:
+        return Tokens(tokens=event.tokens, top_logits=event.top_logits, scores=event.scores)
+    queue_s, took_s = event.started_s - tenure.heard_s, tenure.so_far_s()
     return Tokens(
         tokens=event.tokens,
         top_logits=event.top_logits,
-        first_queue_s=event.first_queue_s,
-        first_step_s=event.first_step_s,
+        scores=event.scores,
+        first_queue_s=queue_s,
+        first_step_s=took_s - queue_s,
+        first_took_s=took_s,
     )
 
 

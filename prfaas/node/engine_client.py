@@ -140,6 +140,7 @@ class EngineClient:
             top_p=sampling.top_p,
             seed=sampling.seed,
             stop_token_ids=sampling.stop_token_ids,
+            constraint=sampling.constraint,
             held=held,
             top_logits=top_logits,
             snapshot_tokens=snapshot_tokens,

@@ -26,7 +26,6 @@ class Decoding:
     next."""
 
     command: Decode
-    arrived_s: float
     kept: Sequence | None
     ends: Iterator[int]
     token_id: int
@@ -93,12 +92,11 @@ class DecodeBatch:
     def attempts(self) -> list[str]:
         return [*self._waiting, *self._active]
 
-    def add(self, command: Decode, kept: Sequence | None, arrived_s: float) -> None:
+    def add(self, command: Decode, kept: Sequence | None) -> None:
         last = len(command.prompt) // TOKEN_BYTES - 1
         chunk_tokens = self._bench.engine.info.chunk_tokens
         self._waiting[command.attempt] = Decoding(
             command,
-            arrived_s,
             kept,
             ends=(end for end in chunk_ends(last, chunk_tokens) if end > command.tokens),
             token_id=int.from_bytes(tokens_between(command.prompt, last, last + 1), "little"),
@@ -108,6 +106,7 @@ class DecodeBatch:
                 top_p=command.top_p,
                 seed=command.seed,
                 stop_token_ids=command.stop_token_ids,
+                constraint=command.constraint,
             ),
         )
 
@@ -154,7 +153,7 @@ class DecodeBatch:
         self.forwarded_tokens += len(inputs)
         for (attempt, each), output in zip(ready.items(), outputs, strict=True):
             if self._bench.succeeds(partial(self._snapshot, each), attempt):
-                self._drawn(each, output, ended_s)
+                self._drawn(each, output)
             else:
                 self.forget(attempt)
 
@@ -200,7 +199,7 @@ class DecodeBatch:
         self.forwarded_tokens += end - start
         self.busy_s += self._bench.now() - started_s
 
-    def _drawn(self, each: Decoding, output: StepOutput, ended_s: float) -> None:
+    def _drawn(self, each: Decoding, output: StepOutput) -> None:
         command, first = each.command, each.output_tokens == 0
         each.recomputed_tokens += first
         if output.token_id in command.stop_token_ids:
@@ -213,8 +212,8 @@ class DecodeBatch:
                 attempt=command.attempt,
                 tokens=output.token_id.to_bytes(TOKEN_BYTES, "little"),
                 top_logits=(output.top_logits[: command.top_logits],) if command.top_logits else (),
-                first_queue_s=each.started_s - each.arrived_s if first else None,
-                first_step_s=ended_s - each.started_s if first else None,
+                scores=(output.score,) if command.top_logits and output.score is not None else (),
+                started_s=each.started_s if first else None,
             )
         )
         if each.output_tokens == command.max_tokens:

@@ -43,16 +43,14 @@ class EngineLoop:
         self._exports = ExportQueue(self._bench, self._find)
         self._share = TimeShare()
 
-    def handle(self, command: Command, arrived_s: float | None = None) -> None:
-        """Take a command. `arrived_s` is when it came, by the loop's clock; it may have waited for a turn."""
-        arrived_s = self._bench.now() if arrived_s is None else arrived_s
+    def handle(self, command: Command) -> None:
         match command:
             case Cancel():
                 self._forget(command.attempt)
                 self._exports.forget(command.attempt)
                 self._bench.emit(Cancelled(command.attempt))
             case Prefill() | Decode():
-                self._accept(command, arrived_s)
+                self._accept(command)
             case Export():
                 self._exports.add(command)
             case SetShare():
@@ -101,15 +99,15 @@ class EngineLoop:
         self._prefills.check()
         self._decodes.check()
 
-    def _accept(self, command: Prefill | Decode, arrived_s: float) -> None:
+    def _accept(self, command: Prefill | Decode) -> None:
         attempt = command.attempt
         if reason := self._refusal(command):
             self._forget(attempt)
             self._bench.emit(Failed(attempt, reason))
         elif isinstance(command, Prefill):
-            self._prefills.add(command, arrived_s)
+            self._prefills.add(command)
         else:
-            self._decodes.add(command, self._prefills.kept.pop(attempt, None), arrived_s)
+            self._decodes.add(command, self._prefills.kept.pop(attempt, None))
 
     def _refusal(self, command: Prefill | Decode) -> str | None:
         """A second command for an attempt in hand ends the attempt: a failed one must not go on writing."""

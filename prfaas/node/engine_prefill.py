@@ -21,7 +21,6 @@ class Prefilling:
     exist in `out` with each (chunk end, layer)."""
 
     command: Prefill
-    arrived_s: float
     sequence: Sequence
     ends: Iterator[int]
     started_s: float | None = None
@@ -56,9 +55,9 @@ class PrefillQueue:
     def attempts(self) -> list[str]:
         return [*self._queue, *self.kept]
 
-    def add(self, command: Prefill, arrived_s: float) -> None:
+    def add(self, command: Prefill) -> None:
         sequence = Sequence(self._bench.engine.new_cache())
-        self._queue[command.attempt] = Prefilling(command, arrived_s, sequence, iter(command.ends))
+        self._queue[command.attempt] = Prefilling(command, sequence, iter(command.ends))
 
     def find(self, attempt: str) -> Sequence | None:
         queued = self._queue.get(attempt)
@@ -136,8 +135,7 @@ class PrefillQueue:
             self._bench.emit(RowsReady(each.command.attempt, layer, end))
 
     def _finish(self, each: Prefilling) -> None:
-        """`compute_s` runs from the start of the first chunk to the end of the last, decode steps between included, so
-        that with `queue_s` it adds up to the time since the command."""
+        """From the start of the first chunk to the end of the last it was under way, decode steps between included."""
         command, started_s = each.command, each.started_s
         assert started_s is not None
         self.forget(command.attempt)
@@ -149,8 +147,8 @@ class PrefillQueue:
             Prefilled(
                 attempt=command.attempt,
                 tokens=command.stop - command.resume_tokens,
-                queue_s=started_s - each.arrived_s,
-                compute_s=self._bench.now() - started_s,
+                started_s=started_s,
+                ended_s=self._bench.now(),
                 snapshots=each.sequence.boundaries,
             )
         )

@@ -1,8 +1,7 @@
 """The engine process of a worker: `python -m prfaas.node.engine_process --fd N --pool-fd M --model DIR`.
 
-Its main thread computes and nothing else does; one more thread waits for commands, so that each has the time at which
-it came, also while a chunk is being computed. It ends when the node closes the socket or dies; signals to the group are
-the node's to answer.
+Its main thread computes and nothing else does; one more thread takes commands from the socket, also while a chunk is
+being computed. It ends when the node closes the socket or dies; signals to the group are the node's to answer.
 """
 
 import argparse
@@ -26,12 +25,12 @@ LOAD_INTERVAL_S = 0.25
 #: Commands that wait between two turns; beyond it they wait in the socket.
 MAX_COMMANDS = 1024
 
-#: A command and when it arrived. None: the node is gone.
-Arrival = tuple[Command, float] | None
+#: None: the node is gone.
+Arrival = Command | None
 
 
 class Inbox:
-    """Commands as they arrive, stamped."""
+    """Commands as they arrive."""
 
     def __init__(self, channel: Channel[Command]) -> None:
         self._channel = channel
@@ -51,7 +50,7 @@ class Inbox:
         try:
             while (commands := self._channel.receive()) is not None:
                 for command in commands:
-                    self._arrivals.put((command, time.monotonic()))
+                    self._arrivals.put(command)
         except ConnectionError:
             pass
         finally:
@@ -66,7 +65,7 @@ def serve(channel: Channel[Command], loop: EngineLoop) -> None:
         for arrival in inbox.take(0.0 if busy else report_s - time.monotonic()):
             if arrival is None:
                 return
-            loop.handle(*arrival)
+            loop.handle(arrival)
             taken = True
         fell_idle = not (still_busy := loop.turn()) and (busy or taken)
         busy = still_busy

@@ -4,8 +4,8 @@ Cases, in order: KV that was on its way here from elsewhere and is good is taken
 can be resumed from; else everything is computed.
 """
 
-import asyncio
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,8 +21,9 @@ from prfaas.node.cache_plan import Schedule, handoff, holdable, schedule, sent_e
 from prfaas.node.cache_publish import Harvest
 from prfaas.node.tenure import Borrowed, Tenure
 from prfaas.node.workplace import Workplace, both
+from prfaas.observe.tracing import Facts
 from prfaas.request import AttemptId, Match
-from prfaas.rpc.commands import Destination, PrefillDone
+from prfaas.rpc.commands import Destination, Prefill, PrefillDone
 from prfaas.transfer.outgoing import Urgency
 from prfaas.transfer.pump import messages as pump_messages
 
@@ -60,23 +61,21 @@ class PrefillStory:
 
     async def here(self, tenure: Tenure, pull_region: RegionId | None) -> tuple[PrefillDone, Harvest | None]:
         """The sequence stays in the engine."""
-        begun_s = _now()
         start = await self._taken_up(tenure)
         if start is None:
             found = await self._found(tenure, pull_region)
             start = await self._brought(tenure, found)
-        plan, waited_s = self._schedule(tenure, start), _now() - begun_s
+        plan = self._schedule(tenure, start)
         done = await self._compute(tenure, start, plan)
-        return _report(done, start, waited_s), _harvest(tenure, start, plan, done)
+        return _report(tenure, done, start), _harvest(tenure, start, plan, done)
 
-    async def toward(
-        self, tenure: Tenure, destination: Destination, pull_region: RegionId | None
-    ) -> tuple[PrefillDone, Harvest | None]:
+    async def toward(self, tenure: Tenure, command: Prefill) -> tuple[PrefillDone, Harvest | None]:
         """Push it as it comes to exist. With a harvest the engine still has the sequence."""
-        workplace, attempt, begun_s = self._workplace, tenure.attempt, _now()
+        workplace, attempt, destination = self._workplace, tenure.attempt, command.destination
+        assert destination is not None
         if not 0 <= destination.held_tokens <= holdable(tenure.handoff_tokens):
             raise InvalidRequest(f"{destination.held_tokens} tokens cannot be held there", param="held_tokens")
-        found = await self._found(tenure, pull_region)
+        found = await self._found(tenure, command.pull_region)
         extent = handoff(destination.held_tokens, tenure.handoff_tokens)
         # Before the prefix comes: what the cache has must not take the room without which there is no prefill at all.
         try:
@@ -85,16 +84,28 @@ class PrefillStory:
             self._release(found)
             raise
         start = await self._brought(tenure, found)
-        plan, waited_s = self._schedule(tenure, start), _now() - begun_s
+        plan = self._schedule(tenure, start)
         out = Window(extent.first, extent.stop, span.span, state=bool(extent.states))
-        on_rows = self._send(attempt, destination, extent, sent_ends(extent.first, start.tokens, plan.ends), out)
+        on_rows = self._send(attempt, command, extent, sent_ends(extent.first, start.tokens, plan.ends), out)
         computing = self._compute(tenure, start, plan, out, on_rows)
-        done, moved = await both(computing, workplace.pump.moved(attempt))
-        assert isinstance(moved, pump_messages.Sent)
+        done, moved = await both(computing, self._moved(tenure, destination, extent))
         workplace.let_go(tenure, attempt)
         tenure.in_engine = tenure.tenant is not None
-        report = _report(done, start, waited_s, exposed_s=moved.exposed_s, kv_bytes=moved.payload_bytes)
-        return report, _harvest(tenure, start, plan, done)
+        return _report(tenure, done, start, moved), _harvest(tenure, start, plan, done)
+
+    async def _moved(self, tenure: Tenure, to: Destination, extent: Extent) -> pump_messages.Sent:
+        """Until the receiver has it all, checked."""
+        workplace = self._workplace
+        facts: Facts = {
+            "prfaas.node": workplace.place.node,
+            "prfaas.peer": to.node,
+            "prfaas.peer_region": to.region,
+            "prfaas.kv_bytes": workplace.info.layout.extent_bytes(extent),
+        }
+        with workplace.tracing.span("transfer", tenure.traceparent, facts):
+            moved = await workplace.pump.moved(tenure.attempt)
+        assert isinstance(moved, pump_messages.Sent)
+        return moved
 
     async def _compute(
         self,
@@ -121,9 +132,11 @@ class PrefillStory:
         )
 
     def _send(
-        self, attempt: AttemptId, to: Destination, extent: Extent, ends: tuple[int, ...], out: Window
+        self, attempt: AttemptId, command: Prefill, extent: Extent, ends: tuple[int, ...], out: Window
     ) -> Callable[[int, int], None]:
         """Begin to push; what is to be called as rows come to exist."""
+        to = command.destination
+        assert to is not None
         pump, layout, parts = self._workplace.pump, self._workplace.info.layout, dict[tuple[int, int], list[int]]()
         for part in layout.extent_parts(extent, ends, (out,)):
             parts.setdefault((part.layer, part.stop), []).append(part.index)
@@ -139,6 +152,8 @@ class PrefillStory:
                 key_out=to.permit.key_out,
                 key_back=to.permit.key_back,
                 urgency=self._urgency(layout.extent_bytes(extent), to.region),
+                tenant=command.tenant,
+                weight=command.weight,
             )
         )
         return lambda layer, stop: pump.parts_ready(attempt, parts.get((layer, stop), ()))
@@ -227,19 +242,19 @@ def _harvest(tenure: Tenure, start: Start, plan: Schedule, done: engine_messages
 
 
 def _report(
-    done: engine_messages.Prefilled, start: Start, waited_s: float, *, exposed_s: float = 0.0, kv_bytes: int = 0
+    tenure: Tenure, done: engine_messages.Prefilled, start: Start, moved: pump_messages.Sent | None = None
 ) -> PrefillDone:
-    """What was waited for before the engine was asked counts as queueing."""
+    """Three spans of time, one after the other: until the first chunk, until the last one was done, and where it was
+    sent until this is known to have arrived. Where it stays, that the last one is done is news from the engine, too."""
+    now_s = time.monotonic()
+    computed_s = now_s if moved is None else done.ended_s
     return PrefillDone(
-        queue_s=done.queue_s + max(0.0, waited_s),
-        compute_s=done.compute_s,
-        exposed_s=exposed_s,
+        queue_s=done.started_s - tenure.heard_s,
+        compute_s=computed_s - done.started_s,
+        exposed_s=now_s - computed_s,
         prefill_tokens=done.tokens,
-        kv_bytes=kv_bytes,
+        kv_bytes=0 if moved is None else moved.payload_bytes,
         cached_tokens=start.cached,
         pulled_bytes=start.pulled_bytes,
+        took_s=now_s - tenure.heard_s,
     )
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from prfaas.cluster import Incarnation, Node, NodeId, NodeKind, RegionId, Role
-from prfaas.config import Config
+from prfaas.config import Config, WorkerConfig
 from prfaas.engine.port import EngineInfo
 from prfaas.errors import ConfigError
 from prfaas.flows.convert_role import Assignment
@@ -26,6 +26,7 @@ from prfaas.node.admission import Admission, Limits
 from prfaas.node.children import children
 from prfaas.node.engine_client import EngineClient
 from prfaas.node.link_server import Runtime, serve_worker
+from prfaas.node.link_tcp import serve_link
 from prfaas.node.pages import WorkerPages
 from prfaas.node.pool_client import PoolClient
 from prfaas.node.pump_client import SILENCE_S, PumpClient
@@ -34,6 +35,7 @@ from prfaas.node.self_check import check_addresses
 from prfaas.node.telemetry import Telemetry
 from prfaas.node.tenure import Place
 from prfaas.node.worker import Worker
+from prfaas.observe.tracing import open_tracing
 from prfaas.process import StopSignals
 from prfaas.profiles import load_profile
 from prfaas.rpc.identity import Identity
@@ -67,6 +69,7 @@ async def run_worker(
         if not getattr(own, name):
             raise ConfigError(f"worker.{name}", "is required")
     identity = open_identity(config.security, role_of(kind))
+    tracing = open_tracing(f"prfaas-{role_of(kind).value}", own.id)
     stop = StopSignals()
     try:
         async with children(Path(own.model_dir), config.kv.pool_bytes) as (engine_child, pump_child):
@@ -83,7 +86,9 @@ async def run_worker(
                 info = await engine.info()
                 place = await _start_pump(config, info, pump)
                 pool = PoolClient(place, info.namespace, config.cache, identity) if config.cache.enabled else None
-                worker = Worker(place, info, engine, pump, Admission(limits), group.create_task, pool, config.cache)
+                worker = Worker(
+                    place, info, engine, pump, Admission(limits), group.create_task, pool, config.cache, tracing
+                )
                 pages = WorkerPages(worker, engine, pump, _regions(config))
                 await _serve(config, kind, worker, runtime(worker), pages, stop, group, role_story, identity, pool)
                 for task in crew:
@@ -91,6 +96,8 @@ async def run_worker(
     except asyncio.CancelledError:
         if not stop.cancelled:
             raise
+    finally:
+        await tracing.close()
 
 
 async def _start_pump(config: Config, info: EngineInfo, pump: PumpClient) -> Place:
@@ -133,12 +140,15 @@ async def _serve(
     async with AsyncExitStack() as stack:
         with listening("worker.rpc_port"):
             server = await serve_worker(runtime, own.rpc_host, own.rpc_port, identity)
-        pages.secured(server, identity)
         stack.push_async_callback(server.stop, STOP_GRACE_S)
+        with listening("worker.link_port"):
+            links = await serve_link(runtime, own.rpc_host, own.link_port, identity)
+        stack.push_async_callback(links.stop, STOP_GRACE_S)
+        pages.secured(server, links, identity=identity)
         with listening("worker.metrics_port"):
             pages_server = await pages.serve(own.metrics_host, own.metrics_port)
         await stack.enter_async_context(pages_server)
-        node = _node(config, kind, worker, server.port)
+        node = _node(config, kind, worker, server.port, links.port)
         await check_addresses(node, pages.pump, identity=identity)
         await server.set_serving(True)
         pages.role, pages.ready = node.role, True
@@ -206,7 +216,7 @@ def _batches(config: Config, model: str) -> Callable[[float], int]:
     return lambda share: max(1, min(own.max_batch, decode.batch_within(slo_s * (1 - share))))
 
 
-def _node(config: Config, kind: NodeKind, worker: Worker, rpc_port: int) -> Node:
+def _node(config: Config, kind: NodeKind, worker: Worker, rpc_port: int, link_port: int) -> Node:
     own, place, info = config.worker, worker.place, worker.info
     start = _start(config, kind)
     return Node(
@@ -218,13 +228,23 @@ def _node(config: Config, kind: NodeKind, worker: Worker, rpc_port: int) -> Node
         namespace=info.namespace,
         model=info.model,
         rpc_address=own.rpc_advertise or f"{own.rpc_host}:{rpc_port}",
+        link_address=_link_address(own, link_port),
         kv_addresses=place.kv_addresses,
         wire=WIRE,
         max_context_tokens=info.max_context_tokens,
         eos_token_ids=info.eos_token_ids,
         hardware=own.hardware,
         prefill_share=start.share if start.role is Role.MIXED else None,
+        capabilities=info.capabilities,
+        tokenizer=info.tokenizer,
+        max_sequences=own.max_sequences,
     )
+
+
+def _link_address(own: WorkerConfig, port: int) -> str:
+    """Where others reach the gRPC server by another address than it is bound to, the one bound here would lead them
+    nowhere."""
+    return own.link_advertise or ("" if own.rpc_advertise else f"{own.rpc_host}:{port}")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Where a worker is, who its routers are, and what each of their attempts holds on it."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -72,12 +73,17 @@ class Tenure:
     attempt: AttemptId
     session: WorkerSession
     prompt: bytes
+    #: W3C trace context; empty: none.
+    traceparent: str = ""
+    #: When its latest command came, on the machine's monotonic clock.
+    heard_s: float = 0.0
     sampling: Sampling | None = None
     #: None: without the cache.
     tenant: Tenant | None = None
     span: pump_messages.Reserved | None = None
     borrowed: Borrowed | None = None
     in_engine: bool = False
+    output_tokens: int = 0
     in_pump: set[AttemptId] = field(default_factory=set)
     prefilling: bool = False
     task: asyncio.Task[None] | None = None
@@ -92,6 +98,10 @@ class Tenure:
     def handoff_tokens(self) -> int:
         """All but the last, which decode computes itself."""
         return self.prompt_tokens - 1
+
+    def so_far_s(self) -> float:
+        """Since its latest command came."""
+        return time.monotonic() - self.heard_s
 
     def remaining_s(self) -> float:
         """Until its deadline."""

@@ -7,6 +7,7 @@ its router and for admission as any other; engine and pump keep what it holds un
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, assert_never
 
@@ -27,6 +28,7 @@ from prfaas.node.prefill_story import PrefillStory
 from prfaas.node.pump_client import PumpClient
 from prfaas.node.tenure import Place, Tenant, Tenure, WorkerSession
 from prfaas.node.workplace import Spawn, Workplace
+from prfaas.observe.tracing import NO_TRACING, Facts, Tracing, trace_id_of, valid_traceparent
 from prfaas.request import TOKEN_BYTES, AttemptId
 from prfaas.rpc.commands import (
     Cancel,
@@ -35,6 +37,7 @@ from prfaas.rpc.commands import (
     Event,
     Failed,
     Prefill,
+    PrefillDone,
     Reserve,
     WorkerDescription,
 )
@@ -58,10 +61,12 @@ class Worker:
         spawn: Spawn,
         pool: PoolClient | None = None,
         cache: CacheConfig = CacheConfig(),  # noqa: B008 - frozen
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         self.place, self.info, self.admission = place, info, admission
         self._engine, self._pump = engine, pump
-        self._workplace = Workplace(place, info, engine, pump, admission, spawn)
+        self._workplace = Workplace(place, info, engine, pump, admission, spawn, tracing)
+        self._tracing = tracing
         self.pool, self.cache_books = pool, CacheBooks()
         prefixes = PrefixSource(self._workplace, pool, cache, self.cache_books) if pool is not None else None
         self.publisher = Publisher(self._workplace, pool, cache, self.cache_books) if pool is not None else None
@@ -199,7 +204,9 @@ class Worker:
             raise InvalidRequest("the prompt must hold at least one whole token id", param="prompt")
         caching = command.use_cache and self.pool is not None and self.pool.shards()
         tenant = Tenant(command.tenant, command.salt) if caching else None
-        tenure = self._tenures[attempt] = Tenure(attempt, session, prompt, tenant=tenant)
+        traceparent = command.traceparent if valid_traceparent(command.traceparent) else ""
+        tenure = Tenure(attempt, session, prompt, tenant=tenant, traceparent=traceparent)
+        self._tenures[attempt] = tenure
         error = DeadlineExceeded("attempt", command.deadline_s)
         tenure.deadline = asyncio.get_running_loop().call_later(command.deadline_s, self._fail, tenure, error)
         return tenure
@@ -209,6 +216,7 @@ class Worker:
         if tenure.task and not tenure.task.done():
             story.close()
             raise InvalidRequest("the attempt is busy", param="attempt")
+        tenure.heard_s = time.monotonic()
         try:
             tenure.task = self._workplace.spawn(self._guard(tenure, story))
         except PeerUnavailable:
@@ -225,7 +233,8 @@ class Worker:
 
     def _fail(self, tenure: Tenure, error: PrfaasError) -> None:
         if self._tenures.get(tenure.attempt) is tenure:
-            self._log.info("attempt failed", attempt=tenure.attempt, error=str(error))
+            traced = {"trace_id": trace_id_of(tenure.traceparent)} if tenure.traceparent else {}
+            self._log.info("attempt failed", attempt=tenure.attempt, error=str(error), **traced)
             tenure.session.emit(tenure.attempt, Failed(error))
             self.close(tenure)
 
@@ -235,7 +244,9 @@ class Worker:
         tenure.session.emit(tenure.attempt, await self._decoding.reserve(tenure, command))
 
     async def _prefill_here(self, tenure: Tenure, command: Prefill) -> None:
-        report, harvest = await self._prefilling.here(tenure, command.pull_region)
+        with self._tracing.span("prefill", command.traceparent, self._facts(tenure)) as span:
+            report, harvest = await self._prefilling.here(tenure, command.pull_region)
+            span.note(_reported(report))
         self.admission.end_prefill(tenure.attempt)
         tenure.prefilling = False
         self._gave_back.set()
@@ -244,8 +255,10 @@ class Worker:
             tenure.aside.add(publication)
 
     async def _prefill_toward(self, tenure: Tenure, command: Prefill) -> None:
-        assert command.destination is not None
-        report, harvest = await self._prefilling.toward(tenure, command.destination, command.pull_region)
+        with self._tracing.span("prefill", command.traceparent, self._facts(tenure)) as span:
+            tenure.traceparent = span.traceparent  # of the transfer, which is part of it
+            report, harvest = await self._prefilling.toward(tenure, command)
+            span.note(_reported(report))
         tenure.session.emit(tenure.attempt, report)
         self.close(tenure, harvest)
 
@@ -253,7 +266,19 @@ class Worker:
         def emit(event: Event) -> None:
             tenure.session.emit(tenure.attempt, event)
 
-        self.close(tenure, await self._decoding.decode(tenure, command, emit))
+        with self._tracing.span("decode", tenure.traceparent, self._facts(tenure)) as span:
+            harvest = await self._decoding.decode(tenure, command, emit)
+            span.note({"gen_ai.usage.output_tokens": tenure.output_tokens})
+        self.close(tenure, harvest)
+
+    def _facts(self, tenure: Tenure) -> Facts:
+        return {
+            "gen_ai.request.model": self.info.model,
+            "gen_ai.usage.input_tokens": tenure.prompt_tokens,
+            "prfaas.node": self.place.node,
+            "prfaas.region": self.place.region,
+            "prfaas.attempt": tenure.attempt,
+        }
 
     # -- the end
 
@@ -313,6 +338,17 @@ class Worker:
         self.sessions -= 1
         for tenure in [t for t in self._tenures.values() if t.session is session]:
             self.close(tenure)
+
+
+def _reported(report: PrefillDone) -> Facts:
+    return {
+        "gen_ai.usage.cache_read.input_tokens": report.cached_tokens,
+        "prfaas.prefill_tokens": report.prefill_tokens,
+        "prfaas.kv_bytes": report.kv_bytes,
+        "prfaas.queue_seconds": report.queue_s,
+        "prfaas.compute_seconds": report.compute_s,
+        "prfaas.exposed_seconds": report.exposed_s,
+    }
 
 
 def _known(tenure: Tenure | None) -> Tenure:

@@ -16,6 +16,7 @@ from prfaas.node.admission import Admission
 from prfaas.node.engine_client import CANCEL_DEADLINE_S, EngineClient
 from prfaas.node.pump_client import PumpClient
 from prfaas.node.tenure import Place, Tenure
+from prfaas.observe.tracing import NO_TRACING, Tracing
 from prfaas.request import AttemptId
 from prfaas.transfer.pump import messages as pump_messages
 
@@ -38,6 +39,7 @@ class Workplace:
     pump: PumpClient
     admission: Admission
     create_task: Spawn
+    tracing: Tracing = NO_TRACING
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """A task in the node's group. Raises PeerUnavailable once engine or pump has died: the group takes no more."""

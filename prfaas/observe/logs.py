@@ -1,13 +1,14 @@
 """Logs of a process: one line per event on stderr, as JSON or for people to read.
 
-Lines written while a request is bound carry its `request_id` and `trace_id`. Prompts, answers and secrets never reach a
-line: fields with such names are masked and bytes are shown as their length, whoever passes them.
+A line about a request has its `request_id`, and its `trace_id` if it has a trace. Prompts, answers and secrets never
+reach a line: fields with such names are masked and bytes are shown as their length, whoever passes them.
 """
 
+import json
 import logging
 import sys
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+import time
+from collections.abc import MutableMapping
 from typing import Any, Literal
 
 import structlog
@@ -18,6 +19,8 @@ MASKED = "***"
 _PRIVATE = frozenset(
     {"prompt", "messages", "text", "content", "completion", "token_ids", "secret", "api_key", "authorization"}
 )
+_BYTES = (bytes, bytearray, memoryview)
+_ENCODER = json.JSONEncoder(default=str)
 
 
 def configure(log_format: LogFormat, level: str = "info") -> None:
@@ -25,7 +28,7 @@ def configure(log_format: LogFormat, level: str = "info") -> None:
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _Stamp(),
         structlog.processors.StackInfoRenderer(),
         _mask,
     ]
@@ -47,18 +50,10 @@ def configure(log_format: LogFormat, level: str = "info") -> None:
     logging.basicConfig(handlers=[handler], level=max(threshold, logging.WARNING), force=True)
 
 
-@contextmanager
-def request_context(request_id: str, trace_id: str | None = None) -> Iterator[None]:
-    """Every line written inside, by this task and those it starts, carries the ids."""
-    ids = {"request_id": request_id} | ({"trace_id": trace_id} if trace_id else {})
-    with structlog.contextvars.bound_contextvars(**ids):
-        yield
-
-
 def _renderer(log_format: LogFormat) -> list[structlog.typing.Processor]:
     match log_format:
         case "json":
-            return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+            return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_json)]
         case "text":
             return [
                 structlog.dev.ConsoleRenderer(
@@ -67,10 +62,29 @@ def _renderer(log_format: LogFormat) -> list[structlog.typing.Processor]:
             ]
 
 
+def _json(event: MutableMapping[str, Any], **_: Any) -> str:
+    return _ENCODER.encode(event)
+
+
+class _Stamp:
+    """The time in UTC, as ISO 8601 has it. What stays the same for a second is made once a second: there is a line for
+    every request."""
+
+    def __init__(self) -> None:
+        self._second, self._shown = 0, ""
+
+    def __call__(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        second, microseconds = divmod(time.time_ns() // 1000, 1_000_000)
+        if second != self._second:
+            self._second, self._shown = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        event["timestamp"] = f"{self._shown}.{microseconds:06d}Z"
+        return event
+
+
 def _mask(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     for name, value in event.items():
         if name in _PRIVATE:
             event[name] = MASKED
-        elif isinstance(value, bytes | bytearray | memoryview):
+        elif isinstance(value, _BYTES):
             event[name] = f"<{len(value)} bytes>"
     return event

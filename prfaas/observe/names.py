@@ -12,7 +12,8 @@ from enum import Enum
 from prfaas.cluster import NodeKind, Role
 from prfaas.flows.convert_role import Phase
 from prfaas.flows.story import Ending
-from prfaas.request import Mode, Path, Reason
+from prfaas.request import TTFT_TERMS, Mode, Path, Reason
+from prfaas.scheduling.admission import Limit
 from prfaas.security import Refusal
 from prfaas.transfer.frames import Cause
 
@@ -79,6 +80,7 @@ PATH = Label("path", _values(Path))
 #: `none`: the request ended before a route was chosen.
 REQUEST_PATH = Label("path", (*PATH.values, "none"))
 OUTCOME = Label("outcome", _values(Outcome))
+TERM = Label("term", TTFT_TERMS)
 REASON = Label("reason", _values(Reason))
 ENDING = Label("ending", tuple(value for value in _values(Ending) if value != Ending.RUNNING.value))
 KIND = Label("kind", _values(NodeKind))
@@ -92,12 +94,28 @@ CAUSE = Label("cause", _values(Cause))
 DIRECTION = Label("direction", ("forward", "backward"))
 
 _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
+#: What no term of the account covers should be under a millisecond.
+_UNACCOUNTED_S = (0.00001, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 1.0)
+_TERM_S = (0.0001, 0.0005, 0.001, 0.0025, *_TTFT_S)
 _ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
 _REQUEST_S = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TOKENS = tuple(float(1 << exponent) for exponent in range(4, 19))
 
 REQUESTS = Counter("prfaas_router_requests_total", "Requests that ended.", (MODEL, REQUEST_PATH, OUTCOME))
 TTFT = Histogram("prfaas_router_ttft_seconds", "From the request's arrival to its first token.", _TTFT_S, (PATH,))
+TTFT_TERM = Histogram(
+    "prfaas_router_ttft_term_seconds",
+    "What the time to the first token went into, term by term; a term that did not occur is 0. The terms are those of"
+    " the receipt's account.",
+    _TERM_S,
+    (TERM, PATH),
+)
+TTFT_UNACCOUNTED = Histogram(
+    "prfaas_router_ttft_unaccounted_seconds",
+    "What of the time to the first token no term covers, or they cover too much.",
+    _UNACCOUNTED_S,
+    (PATH,),
+)
 ITL = Histogram("prfaas_router_itl_seconds", "Between two batches of tokens of one stream.", _ITL_S)
 REQUEST_DURATION = Histogram(
     "prfaas_router_request_duration_seconds", "From the request's arrival to its end.", _REQUEST_S
@@ -117,6 +135,23 @@ RECOMPUTED_TOKENS = Counter(
 )
 ATTEMPTS = Counter("prfaas_router_attempts_total", "Attempts at requests, by how they ended.", (ENDING,))
 IN_FLIGHT = Gauge("prfaas_router_in_flight_requests", "Requests being served now.")
+HTTP_CONNECTIONS = Gauge("prfaas_router_http_open_connections", "Connections of clients that are open.")
+HTTP_ACCEPTED = Counter("prfaas_router_http_connections_total", "Connections that clients have made.")
+HTTP_REFUSED = Counter(
+    "prfaas_router_http_refused_total",
+    "Answers to what was no request, broke a limit of http.* or came too late. They count as no request.",
+    (Label("status", ("400", "405", "408", "413", "417", "431", "501", "503", "505")),),
+)
+HTTP_BODIES = Gauge("prfaas_router_http_body_bytes", "What http.max_bodies_bytes bounds.")
+TLS_CERTIFICATE_VALID = Gauge(
+    "prfaas_router_tls_certificate_valid_seconds",
+    "How long the endpoint's certificate in use is still valid; infinite without one.",
+)
+TLS_CERTIFICATES = Counter(
+    "prfaas_router_tls_certificates_total",
+    "Times that the endpoint's certificate was read, the first at the start.",
+    (Label("outcome", ("ok", "failed")),),
+)
 VIEW_AGE = Gauge("prfaas_router_view_age_seconds", "Time since the store last confirmed the view of the cluster.")
 LIVE_NODES = Gauge("prfaas_router_live_nodes", "Workers in the view.", (KIND,))
 THRESHOLD = Gauge(
@@ -164,6 +199,42 @@ LINK_RETRANSMITTED = Gauge(
     "Of the bytes that went out on a link, what TCP had sent before; NaN while unknown.",
     _LINK,
 )
+
+TENANT = Label("tenant")
+REFUSED_REQUESTS = Counter(
+    "prfaas_router_admission_refused_total",
+    "Requests that were not let in. key: no key that is known; model: the key is not good for it; size, requests,"
+    " tokens, concurrency: limits of the tenant; queue, share, wait: too many wait, or wait too long; deadline: the"
+    " time to the first token could not be kept.",
+    (TENANT, Label("reason", ("key", "model", *_values(Limit)))),
+)
+REQUEST_LOG_LINES = Counter(
+    "prfaas_router_request_log_lines_total",
+    "Lines for the request log. dropped: too many waited to be written; failed: the file could not be written.",
+    (Label("outcome", ("written", "dropped", "failed")),),
+)
+ADMISSION_WAIT = Histogram(
+    "prfaas_router_admission_wait_seconds", "How long requests that were let in waited for their turn.", _TTFT_S
+)
+ADMISSION_ADMITTED = Counter("prfaas_router_admission_admitted_total", "Requests that were let in.", (TENANT,))
+ADMISSION_QUEUED = Gauge("prfaas_router_admission_queued_requests", "Requests that wait for their turn.")
+ADMISSION_QUEUED_TOKENS = Gauge(
+    "prfaas_router_admission_queued_tokens", "Tokens of those, of their prompts and to be generated."
+)
+ADMISSION_RUNNING_TOKENS = Gauge(
+    "prfaas_router_admission_running_tokens", "The same of the requests that are being served."
+)
+TENANT_TOKENS = Counter(
+    "prfaas_router_tenant_tokens_total",
+    "Tokens of routed prompts and of answers, by tenant.",
+    (TENANT, Label("kind", ("prompt", "output"))),
+)
+KEYS_LOADED = Counter(
+    "prfaas_router_key_file_reads_total",
+    "How often the file of API keys was read because it had changed; failed ones left the old keys in force.",
+    (Label("outcome", ("ok", "failed")),),
+)
+KEYS = Gauge("prfaas_router_api_keys", "API keys in force; 0 on an open endpoint.")
 
 #: Of what was found in a cache: how far the KV reaches, and the last state within it, where a prefill can go on.
 CACHE_KIND = Label("kind", ("kv", "joint"))
@@ -448,6 +519,8 @@ RELAY_BYTES = Counter(
 ROUTER: tuple[Metric, ...] = (
     REQUESTS,
     TTFT,
+    TTFT_TERM,
+    TTFT_UNACCOUNTED,
     ITL,
     REQUEST_DURATION,
     PROMPT_TOKENS,
@@ -458,6 +531,22 @@ ROUTER: tuple[Metric, ...] = (
     RECOMPUTED_TOKENS,
     ATTEMPTS,
     IN_FLIGHT,
+    HTTP_CONNECTIONS,
+    HTTP_ACCEPTED,
+    HTTP_REFUSED,
+    HTTP_BODIES,
+    TLS_CERTIFICATE_VALID,
+    TLS_CERTIFICATES,
+    REFUSED_REQUESTS,
+    ADMISSION_ADMITTED,
+    ADMISSION_WAIT,
+    ADMISSION_QUEUED,
+    ADMISSION_QUEUED_TOKENS,
+    ADMISSION_RUNNING_TOKENS,
+    TENANT_TOKENS,
+    KEYS,
+    KEYS_LOADED,
+    REQUEST_LOG_LINES,
     VIEW_AGE,
     LIVE_NODES,
     THRESHOLD,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from prfaas.cluster import Incarnation, Namespace, NodeId, RegionId, WireRange
 from prfaas.errors import PrfaasError
-from prfaas.request import NO_PERMIT, FinishReason, Permit, RequestId, Sampling
+from prfaas.request import NO_PERMIT, FinishReason, Permit, RequestId, Sampling, Score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,8 @@ class Reserve:
     salt: bytes = field(default=b"", repr=False)
     tenant: str = ""
     use_cache: bool = False
+    #: W3C trace context; empty: none.
+    traceparent: str = ""
 
 
 NO_REGION = RegionId("")
@@ -48,7 +50,8 @@ class Destination:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
     """Compute the prompt up to its last token. Without a destination the KV stays for a Decode of the same attempt.
-    `pull_region`: what its cache has more than the own region's is to be brought from there."""
+    `pull_region`: what its cache has more than the own region's is to be brought from there. `weight`: what the tenant
+    gets of a line that is short, against others."""
 
     request_id: RequestId
     prompt: bytes
@@ -58,11 +61,14 @@ class Prefill:
     tenant: str = ""
     use_cache: bool = False
     pull_region: RegionId | None = None
+    weight: float = 1.0
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Take the hand-off and stream tokens, each with its `top_logits` highest logits."""
+    """Take the hand-off and stream tokens, each with its `top_logits` highest logits and, if the engine can, its
+    score."""
 
     top_logits: int = 0
 
@@ -77,13 +83,15 @@ Command = Reserve | Prefill | Decode | Cancel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved:
-    """The KV of the first `held_tokens` is here already."""
+    """The KV of the first `held_tokens` is here already. `took_s`: from the command's arrival to this answer; None from
+    a worker of an older version."""
 
     kv_address: str
     generation: int
     incarnation: Incarnation
     permit: Permit = NO_PERMIT
     held_tokens: int = 0
+    took_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +105,7 @@ class PrefillDone:
     kv_bytes: int
     cached_tokens: int = 0
     pulled_bytes: int = 0
+    took_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +114,10 @@ class Tokens:
 
     tokens: bytes
     top_logits: tuple[tuple[tuple[int, float], ...], ...] = ()
+    scores: tuple[Score, ...] = ()
     first_queue_s: float | None = None
     first_step_s: float | None = None
+    first_took_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

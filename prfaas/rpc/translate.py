@@ -10,7 +10,7 @@ from typing import assert_never
 
 from prfaas.cluster import Incarnation, Namespace, NodeId, RegionId, WireRange
 from prfaas.errors import InvalidRequest, PeerUnavailable
-from prfaas.request import TOKEN_BYTES, AttemptId, FinishReason, Permit, RequestId, Sampling
+from prfaas.request import TOKEN_BYTES, AttemptId, FinishReason, Permit, RequestId, Sampling, Score
 from prfaas.rpc.commands import (
     Cancel,
     Command,
@@ -40,6 +40,8 @@ KEY_BYTES = 16
 MAX_TICKET_BYTES = 256
 #: A digest's worth.
 MAX_SALT_BYTES = 64
+#: Of a tenant, against others.
+MAX_WEIGHT = 1e6
 
 TopLogits = tuple[tuple[int, float], ...]
 
@@ -57,26 +59,30 @@ def unpack_attempt(packed: bytes) -> AttemptId:
 
 
 def pack_command(attempt: AttemptId, command: Command) -> pb.Command:
-    """Raises InvalidRequest when the command is larger than a worker accepts."""
     packed = pack_attempt(attempt)
     match command:
         case Reserve():
-            message = pb.Command(attempt=packed, reserve=_pack_reserve(command))
+            return pb.Command(attempt=packed, reserve=_pack_reserve(command))
         case Prefill():
-            message = pb.Command(attempt=packed, prefill=_pack_prefill(command))
+            return pb.Command(attempt=packed, prefill=_pack_prefill(command))
         case Decode():
-            message = pb.Command(attempt=packed, decode=pb.Decode(top_logits=command.top_logits))
+            return pb.Command(attempt=packed, decode=pb.Decode(top_logits=command.top_logits))
         case Cancel():
-            message = pb.Command(attempt=packed, cancel=pb.Cancel())
+            return pb.Command(attempt=packed, cancel=pb.Cancel())
         case _:
             assert_never(command)
-    _check_size(message)
-    return message
+
+
+def encode_command(attempt: AttemptId, command: Command) -> bytes:
+    """A serialized pb.Command. Raises InvalidRequest when it is larger than a worker accepts."""
+    encoded: bytes = pack_command(attempt, command).SerializeToString()
+    _check_size(len(encoded))
+    return encoded
 
 
 def unpack_command(message: pb.Command) -> Command:
     """Raises InvalidRequest for what no worker can carry out."""
-    _check_size(message)
+    _check_size(message.ByteSize())
     match message.WhichOneof("kind"):
         case "reserve":
             return _unpack_reserve(message.reserve)
@@ -152,8 +158,8 @@ def unpack_description(message: pb.DescribeResponse) -> WorkerDescription:
     )
 
 
-def _check_size(message: pb.Command) -> None:
-    if (size := message.ByteSize()) > MAX_COMMAND_BYTES:
+def _check_size(size: int) -> None:
+    if size > MAX_COMMAND_BYTES:
         raise InvalidRequest(f"a command of {size} bytes; at most {MAX_COMMAND_BYTES} are accepted", param="prompt")
 
 
@@ -174,6 +180,7 @@ def _pack_reserve(command: Reserve) -> pb.Reserve:
             top_p=sampling.top_p,
             seed=sampling.seed,
             stop_token_ids=sampling.stop_token_ids,
+            constraint=sampling.constraint,
         ),
         source_node=command.source_node,
         source_region=command.source_region,
@@ -182,6 +189,7 @@ def _pack_reserve(command: Reserve) -> pb.Reserve:
         salt=command.salt,
         tenant=command.tenant,
         use_cache=command.use_cache,
+        traceparent=command.traceparent,
     )
 
 
@@ -196,6 +204,7 @@ def _unpack_reserve(message: pb.Reserve) -> Reserve:
             top_p=sampling.top_p,
             seed=sampling.seed,
             stop_token_ids=tuple(sampling.stop_token_ids),
+            constraint=sampling.constraint,
         ),
         source_node=NodeId(message.source_node),
         source_region=RegionId(message.source_region),
@@ -204,6 +213,7 @@ def _unpack_reserve(message: pb.Reserve) -> Reserve:
         salt=_salt(message.salt),
         tenant=message.tenant,
         use_cache=message.use_cache,
+        traceparent=message.traceparent,
     )
 
 
@@ -222,6 +232,8 @@ def _pack_prefill(command: Prefill) -> pb.Prefill:
         tenant=command.tenant,
         use_cache=command.use_cache,
         pull_region=command.pull_region or "",
+        weight=command.weight,
+        traceparent=command.traceparent,
     )
     if command.destination is not None:
         message.destination.CopyFrom(pack_destination(command.destination))
@@ -238,7 +250,16 @@ def _unpack_prefill(message: pb.Prefill) -> Prefill:
         tenant=message.tenant,
         use_cache=message.use_cache,
         pull_region=RegionId(message.pull_region) if message.pull_region else None,
+        weight=_weight(message.weight),
+        traceparent=message.traceparent,
     )
+
+
+def _weight(weight: float) -> float:
+    """A router of an older version does not say any."""
+    if not 0 <= weight <= MAX_WEIGHT:
+        raise InvalidRequest(f"a weight of {weight}", param="weight")
+    return weight or 1.0
 
 
 def pack_destination(to: Destination) -> pb.Destination:
@@ -277,6 +298,7 @@ def pack_reserved(event: Reserved) -> pb.Reserved:
         key_out=event.permit.key_out,
         key_back=event.permit.key_back,
         held_tokens=event.held_tokens,
+        took_s=event.took_s,
     )
 
 
@@ -287,6 +309,7 @@ def unpack_reserved(message: pb.Reserved) -> Reserved:
         incarnation=Incarnation(message.incarnation),
         permit=_permit(message),
         held_tokens=message.held_tokens,
+        took_s=message.took_s if message.HasField("took_s") else None,
     )
 
 
@@ -306,6 +329,7 @@ def _pack_prefill_done(event: PrefillDone) -> pb.PrefillDone:
         kv_bytes=event.kv_bytes,
         cached_tokens=event.cached_tokens,
         pulled_bytes=event.pulled_bytes,
+        took_s=event.took_s,
     )
 
 
@@ -318,6 +342,7 @@ def _unpack_prefill_done(message: pb.PrefillDone) -> PrefillDone:
         kv_bytes=message.kv_bytes,
         cached_tokens=message.cached_tokens,
         pulled_bytes=message.pulled_bytes,
+        took_s=message.took_s if message.HasField("took_s") else None,
     )
 
 
@@ -325,8 +350,11 @@ def _pack_tokens(event: Tokens) -> pb.Tokens:
     return pb.Tokens(
         tokens=event.tokens,
         top_logits=[_pack_top_logits(top) for top in event.top_logits],
+        logits=[score.logit for score in event.scores],
+        log_normalisers=[score.log_normaliser for score in event.scores],
         first_queue_s=event.first_queue_s,
         first_step_s=event.first_step_s,
+        first_took_s=event.first_took_s,
     )
 
 
@@ -336,8 +364,10 @@ def _unpack_tokens(message: pb.Tokens) -> Tokens:
     return Tokens(
         tokens=message.tokens,
         top_logits=tuple(_unpack_top_logits(top) for top in message.top_logits),
+        scores=tuple(Score(*pair) for pair in zip(message.logits, message.log_normalisers, strict=True)),
         first_queue_s=message.first_queue_s if message.HasField("first_queue_s") else None,
         first_step_s=message.first_step_s if message.HasField("first_step_s") else None,
+        first_took_s=message.first_took_s if message.HasField("first_took_s") else None,
     )
 
 

@@ -6,8 +6,23 @@ from pathlib import Path
 
 from prfaas.errors import ConfigError
 from prfaas.kvcache.hashing import HASH_UNIT_TOKENS, KEY_BYTES
-from prfaas.sim.trace_files import BLOCK_TOKENS, Traced, read
-from prfaas.sim.workload import Arrival, Trace, stream
+from prfaas.sim.scenario import Scenario
+from prfaas.sim.trace_files import BLOCK_TOKENS, Traced, TraceFormat, read
+from prfaas.sim.workload import Arrival, Trace, Workload, stream
+
+#: Time for the last arrival of a trace.
+LAST_S = 1.0
+
+
+def replaying(scenario: Scenario, path: Path, trace_format: TraceFormat) -> Scenario:
+    """The same machines, on which the requests of this trace come, for as long as they do. What does not fit into that
+    is not left out of the figures as a warm-up. Raises ConfigError."""
+    duration_s = read(path, trace_format, scenario.seed)[-1].at_s + LAST_S
+    return scenario.but(
+        workload=Workload(trace=Trace(path=str(path), format=trace_format)),
+        duration_s=duration_s,
+        warm_up_s=scenario.warm_up_s if scenario.warm_up_s < duration_s else 0.0,
+    )
 
 
 def replayed(trace: Trace, folder: Path, seed: int, max_context_tokens: int) -> list[Arrival]:

@@ -1,9 +1,11 @@
-"""Request traces that others have published, as they come: one reader per format, all giving `Traced` in time order.
+"""Request traces, those that others have published and our own request log, as they come: one reader per format, all
+giving `Traced` in time order.
 
 Times start at 0. `blocks` are ids of the prompt's blocks, where a trace has them: equal ids at equal places mean equal
 prefixes. What does not fit its format is an error that names file and line.
 """
 
+import base64
 import csv
 import json
 import math
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO, TypeVar
 
 from prfaas.errors import ConfigError
+from prfaas.kvcache.hashing import HASH_UNIT_TOKENS
 from prfaas.sim import servegen
 
 
@@ -25,6 +28,8 @@ class TraceFormat(Enum):
     SERVEGEN = "servegen"
     BURSTGPT = "burstgpt"
     BAILIAN = "bailian"
+    #: What our own router writes.
+    REQUEST_LOG = "request_log"
 
 
 class Traced(NamedTuple):
@@ -35,7 +40,13 @@ class Traced(NamedTuple):
 
 
 #: Tokens in a block of a trace that has blocks.
-BLOCK_TOKENS: Mapping[TraceFormat, int] = {TraceFormat.MOONCAKE: 512, TraceFormat.BAILIAN: 16}
+BLOCK_TOKENS: Mapping[TraceFormat, int] = {
+    TraceFormat.MOONCAKE: 512,
+    TraceFormat.BAILIAN: 16,
+    TraceFormat.REQUEST_LOG: HASH_UNIT_TOKENS,
+}
+#: Of the name of a block in a request log.
+_NAME_BYTES = 8
 
 T = TypeVar("T")
 
@@ -50,6 +61,8 @@ def read(path: Path, trace_format: TraceFormat, seed: int) -> list[Traced]:
         case TraceFormat.MOONCAKE | TraceFormat.BAILIAN:
             to_s = 1e-3 if trace_format is TraceFormat.MOONCAKE else 1.0
             requests = list(_lines(path, lambda line: _of_json(line, to_s)))
+        case TraceFormat.REQUEST_LOG:
+            requests = list(_lines(path, _of_request_log))
         case TraceFormat.AZURE:
             requests = list(_rows(path, _of_azure))
         case TraceFormat.BURSTGPT:
@@ -67,6 +80,15 @@ def _of_json(line: str, to_s: float) -> Traced:
         raise ValueError("not a JSON object")
     blocks = tuple(map(int, fields.get("hash_ids", ())))
     return Traced(float(fields["timestamp"]) * to_s, int(fields["input_length"]), int(fields["output_length"]), blocks)
+
+
+def _of_request_log(line: str) -> Traced:
+    """Of requests that were refused, or failed before their first token, there are no tokens on one side or both."""
+    fields = json.loads(line)
+    names = base64.b64decode(fields["prefix"], validate=True)
+    blocks = tuple(int.from_bytes(names[at : at + _NAME_BYTES], "big") for at in range(0, len(names), _NAME_BYTES))
+    prompt_tokens, output_tokens = int(fields["prompt_tokens"] or 0), int(fields["output_tokens"])
+    return Traced(float(fields["time"]), prompt_tokens, output_tokens, blocks)
 
 
 def _of_azure(row: Mapping[str, str]) -> Traced:

@@ -96,6 +96,7 @@ def remembering(decisions: Decisions, observe: Observe) -> Observe:
                 "status": record.status,
                 "error": record.error,
                 "ttft_seconds": record.ttft_s,
+                "ttft_account": record.account.shown() if record.account is not None else None,
                 "duration_seconds": record.duration_s,
             }
             decisions.ended(record.completion_id, record.request_id, outcome)

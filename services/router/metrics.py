@@ -1,5 +1,6 @@
 """What the router counts, and the log line of each request."""
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -7,23 +8,21 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from prfaas.cluster import ClusterView, LinkState, RegionId
-from prfaas.flows.story import Story
 from prfaas.kvcache.feed import Copy
 from prfaas.live.link_stream import LinkCounters
 from prfaas.live.pools import CachePools
 from prfaas.live.steering import Steering
 from prfaas.observe import names
-from prfaas.observe.logs import request_context
 from prfaas.observe.metrics import Metrics
-from prfaas.observe.names import Outcome
-from services.router.openai.errors import CLIENT_CLOSED_REQUEST
+from prfaas.observe.tracing import trace_id_of
+from prfaas.scheduling.admission import Admission
+from services.router.admission_keys import LiveKeys
+from services.router.listening import Listening
 from services.router.openai.record import RequestLog
+from services.router.request_counts import COMPLETIONS, RequestCounts
+from services.router.request_log import RequestLogFile
 
 log = structlog.get_logger()
-
-#: Routes that carry completions; the others are probes and look-ups.
-COMPLETIONS = frozenset({"chat", "completions"})
-NO_PATH = "none"
 
 
 class RouterMetrics:
@@ -35,23 +34,36 @@ class RouterMetrics:
         view_age_s: Callable[[], float],
         leads: Callable[[], bool],
         links: LinkCounters,
+        admission: Admission,
         caches: CachePools | None = None,
+        keys: LiveKeys | None = None,
     ) -> None:
+        #: Once it is known.
+        self.listening: Listening | None = None
+        self.request_log: RequestLogFile | None = None
         self._caches, self._regions = caches, set[str]()
-        self._metrics = Metrics(names.ROUTER, {"model": models})
+        self._admission, self._keys = admission, keys
+        self._metrics = Metrics(names.ROUTER, {"model": models, "tenant": [""]})
+        self._counts = RequestCounts(self._metrics)
+        #: Of the time between two batches of tokens of one stream.
+        self.gap = self._metrics.histogram(names.ITL).observe
+        self._waits = self._metrics.histogram(names.ADMISSION_WAIT)
         self._view_age_s, self._leads, self._links = view_age_s, leads, links
 
-    def gap(self, seconds: float) -> None:
-        """Time between two batches of tokens of one stream."""
-        self._metrics.observe(names.ITL, seconds)
+    def admitted(self, tenant: str, waited_s: float) -> None:
+        self._metrics.add(names.ADMISSION_ADMITTED, tenant=tenant)
+        self._waits.observe(waited_s)
+
+    def refused(self, tenant: str, reason: str) -> None:
+        self._metrics.add(names.REFUSED_REQUESTS, tenant=tenant, reason=reason)
 
     def request_ended(self, record: RequestLog) -> None:
         """Count and log one HTTP request."""
         if record.route in COMPLETIONS:
-            self._count(record)
-        with request_context(record.request_id, record.traceparent[3:35] if record.traceparent else None):
-            level = log.debug if record.route not in COMPLETIONS else log.info
-            level("request", **_line(record))
+            self._counts.count(record)
+        level = logging.INFO if record.route in COMPLETIONS else logging.DEBUG
+        if log.is_enabled_for(level):
+            log.log(level, "request", **_line(record))
 
     def exposition(self, view: ClusterView, in_flight: int, steering: Steering) -> bytes:
         kinds = Counter(node.kind.value for node in view.nodes.values())
@@ -64,11 +76,42 @@ class RouterMetrics:
         self._metrics.set(names.LEADS, self._leads())
         self._metrics.set(names.ROUTER_PLAN_EPOCH, view.plan.epoch if view.plan else 0)
         self._count_messages()
+        self._show_admission()
+        if self.listening is not None:
+            self._show_front(self.listening)
+        if self.request_log is not None:
+            self._show_request_log(self.request_log)
         for link in steering.situation.links.values():
             self._show(link)
         if self._caches is not None:
             self._show_caches(self._caches)
         return self._metrics.exposition()
+
+    def _show_admission(self) -> None:
+        metrics, admission, keys = self._metrics, self._admission, self._keys
+        metrics.set(names.ADMISSION_QUEUED, len(admission.turns))
+        metrics.set(names.ADMISSION_QUEUED_TOKENS, admission.turns.tokens)
+        metrics.set(names.ADMISSION_RUNNING_TOKENS, admission.running_tokens)
+        if keys is not None:
+            metrics.set(names.KEYS, len(keys.current))
+            metrics.follow(names.KEYS_LOADED, keys.loaded, outcome="ok")
+            metrics.follow(names.KEYS_LOADED, keys.failed, outcome="failed")
+
+    def _show_request_log(self, file: RequestLogFile) -> None:
+        for outcome, total in (("written", file.written), ("dropped", file.dropped), ("failed", file.failed)):
+            self._metrics.follow(names.REQUEST_LOG_LINES, total, outcome=outcome)
+
+    def _show_front(self, listening: Listening) -> None:
+        metrics, counters, tls = self._metrics, listening.counters, listening.tls
+        metrics.set(names.HTTP_CONNECTIONS, counters.open_connections)
+        metrics.follow(names.HTTP_ACCEPTED, counters.accepted)
+        for status, total in counters.refused.items():
+            metrics.follow(names.HTTP_REFUSED, total, status=str(status))
+        metrics.set(names.HTTP_BODIES, counters.body_bytes)
+        metrics.set(names.TLS_CERTIFICATE_VALID, tls.valid_s if tls is not None else math.inf)
+        if tls is not None:
+            metrics.follow(names.TLS_CERTIFICATES, tls.loaded, outcome="ok")
+            metrics.follow(names.TLS_CERTIFICATES, tls.failed, outcome="failed")
 
     def _count_messages(self) -> None:
         metrics, links = self._metrics, self._links
@@ -113,61 +156,16 @@ class RouterMetrics:
         for reason, total in caches.stale.items():
             metrics.follow(names.POOL_STALE, total, reason=reason)
 
-    def _count_cache(self, record: RequestLog, story: Story) -> None:
-        """What the index promised, against what prefill reported. An attempt that did without a cache tells nothing
-        about the index."""
-        metrics, first = self._metrics, story.attempts[0].route
-        metrics.add(names.CACHE_MATCHED_TOKENS, story.match.kv, kind="kv")
-        metrics.add(names.CACHE_MATCHED_TOKENS, story.match.joint, kind="joint")
-        if first.pull is not None:
-            metrics.add(names.PULLS, outcome="chosen" if first.pull.chosen else "not_worth_it")
-        if story.prefill is None:
-            return
-        metrics.add(names.CACHED_TOKENS, story.prefill.cached_tokens)
-        metrics.add(names.PULLED_BYTES, story.prefill.pulled_bytes)
-        route = story.attempts[-1].route
-        promised = (record.prompt_tokens or 0) - route.prefill_tokens
-        if route.use_cache and (promised or story.prefill.cached_tokens):
-            error = promised - story.prefill.cached_tokens
-            metrics.observe(names.CACHE_ERROR, abs(error), sign="over" if error >= 0 else "under")
-
-    def _count(self, record: RequestLog) -> None:
-        metrics, story = self._metrics, record.story
-        route = story.route if story else None
-        path = route.path.value if route else NO_PATH
-        metrics.add(names.REQUESTS, model=record.model or NO_PATH, path=path, outcome=_outcome(record).value)
-        metrics.observe(names.REQUEST_DURATION, record.duration_s)
-        metrics.add(names.OUTPUT_TOKENS, record.output_tokens)
-        if record.ttft_s is not None:
-            metrics.observe(names.TTFT, record.ttft_s, path=path)
-        if story is None or route is None:
-            return
-        metrics.add(names.PROMPT_TOKENS, record.prompt_tokens or 0)
-        metrics.observe(names.UNCACHED_TOKENS, story.attempts[0].route.uncached_tokens)
-        metrics.add(names.RECOMPUTED_TOKENS, story.recomputed_tokens)
-        self._count_cache(record, story)
-        if story.prefill:
-            metrics.add(names.KV_TRANSFER_BYTES, story.prefill.kv_bytes, path=path)
-        for attempt in story.attempts:
-            metrics.add(names.ROUTES, path=attempt.route.path.value, reason=attempt.route.reason.value)
-            metrics.add(names.ATTEMPTS, ending=attempt.ending.value)
-
-
-def _outcome(record: RequestLog) -> Outcome:
-    if record.status == CLIENT_CLOSED_REQUEST:
-        return Outcome.DISCONNECTED
-    if record.error is None:
-        return Outcome.OK
-    if record.status in (429, 503):
-        return Outcome.OVERLOADED
-    return Outcome.INVALID if 400 <= record.status < 500 else Outcome.FAILED
-
 
 def _line(record: RequestLog) -> dict[str, object]:
     story = record.story
     route = story.route if story else None
+    trace = {"trace_id": trace_id_of(record.traceparent)} if record.traceparent else {}
     return {
+        "request_id": record.request_id,
+        **trace,
         "route": record.route,
+        "tenant": record.tenant,
         "model": record.model,
         "status": record.status,
         "error": record.error,

@@ -49,6 +49,8 @@ async def test_field_C2_a_prefill_worker_killed_in_mid_transfer(
         assert done.token_ids == alone("cost_model").answer(ids, 8)
         assert done.receipt["path"] == "local"
         assert [attempt["ending"] for attempt in done.receipt["attempts"]] == ["prefill_lost", "done"]
+        account = done.receipt["ttft_account"]
+        assert abs(account["unaccounted"]) <= 0.001 and account["queue"] > 0.1  # the lost attempt was a wait
         cluster.metrics.pop("prefill-0")
         await eventually(lambda: at_rest(cluster))
 

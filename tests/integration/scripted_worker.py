@@ -1,8 +1,8 @@
 """A worker without a model behind a real token link: what it answers is a function of the prompt.
 
 In a test's own process its state can be looked at; run as a program it can be killed:
-`python scripted_worker.py NODE INCARNATION PORT [--silent COMMAND]` prints its port once it accepts connections, and
-each attempt that it leaves without an answer.
+`python scripted_worker.py NODE INCARNATION PORT [--link tcp] [--silent COMMAND]` prints its port once it accepts
+connections, and each attempt that it leaves without an answer.
 """
 
 import argparse
@@ -11,12 +11,14 @@ import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import uvloop
 
 from prfaas.cluster import Incarnation, Namespace, NodeId, WireRange
 from prfaas.errors import Overloaded
 from prfaas.node.link_server import Emit, serve_worker
+from prfaas.node.link_tcp import serve_link
 from prfaas.request import AttemptId, FinishReason, Permit
 from prfaas.rpc.commands import (
     Cancel,
@@ -33,6 +35,7 @@ from prfaas.rpc.commands import (
 )
 
 COMMANDS = {"reserve": Reserve, "prefill": Prefill, "decode": Decode}
+SERVE: dict[str, Callable[..., Any]] = {"grpc": serve_worker, "tcp": serve_link}
 
 
 def completion(prompt: bytes, max_tokens: int) -> list[int]:
@@ -174,12 +177,13 @@ async def main() -> None:
     parser.add_argument("node")
     parser.add_argument("incarnation", type=int)
     parser.add_argument("port", type=int)
+    parser.add_argument("--link", choices=SERVE, default="grpc")
     parser.add_argument("--silent", choices=COMMANDS)
     options = parser.parse_args()
     silent = COMMANDS[options.silent] if options.silent else None
     runtime = ScriptedRuntime(options.node, options.incarnation, silent=silent)
     runtime.on_silence = say
-    server = await serve_worker(runtime, "127.0.0.1", options.port)
+    server = await SERVE[options.link](runtime, "127.0.0.1", options.port)
     say(server.port)
     await asyncio.Event().wait()
 

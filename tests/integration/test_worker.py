@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -257,6 +258,58 @@ async def test_field_F1_a_short_transfer_is_urgent(
         assert [command.urgency for command in sends] == [urgency]
 
 
+async def test_a_tenant_has_its_share_of_the_line(worker: Worker, model_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    """The pump learns of each transfer whose it is and what the tenant gets against others: by that it shares the line,
+    also where nothing is cached."""
+    async with worker_on(model_dir, ELSEWHERE) as other:
+        pump, sends = other._pump, list[Send]()
+        send = pump.send
+        monkeypatch.setattr(pump, "send", lambda command: (sends.append(command), send(command)))
+        one = attempt()
+        reserved = await Router(worker).ask(one, reserve(worker, 600, ELSEWHERE))
+        assert isinstance(reserved, Reserved)
+        command = replace(prefill(600, toward(reserved)), tenant="acme", weight=2.5)
+        assert isinstance(await Router(other).ask(one, command), PrefillDone)
+        assert [(command.tenant, command.weight) for command in sends] == [("acme", 2.5)]
+
+
+async def test_a_worker_says_what_it_did_with_its_time(worker: Worker, model_dir: Path):
+    """Of every command how long it had it, and of that each part as it was measured: they leave nothing out, and are no
+    longer than what the router waited."""
+    local, one = Router(worker), attempt()
+    async with worker_on(model_dir, ELSEWHERE) as other:
+        asked_s = time.monotonic()
+        reserved = await local.ask(one, reserve(worker, 6000, ELSEWHERE))
+        assert isinstance(reserved, Reserved) and reserved.took_s is not None
+        assert 0 < reserved.took_s <= time.monotonic() - asked_s
+        asked_s = time.monotonic()
+        done = await Router(other).ask(one, prefill(6000, toward(reserved)))
+        assert isinstance(done, PrefillDone) and done.took_s is not None
+        assert done.took_s <= time.monotonic() - asked_s
+        assert min(done.queue_s, done.compute_s, done.exposed_s) > 0
+        assert done.queue_s + done.compute_s + done.exposed_s == pytest.approx(done.took_s, abs=1e-6)
+        asked_s = time.monotonic()
+        first = await local.ask(one, Decode())
+        assert isinstance(first, Tokens) and first.first_took_s is not None
+        assert first.first_queue_s is not None and first.first_step_s is not None
+        assert first.first_took_s <= time.monotonic() - asked_s
+        assert min(first.first_queue_s, first.first_step_s) > 0
+        assert first.first_queue_s + first.first_step_s == pytest.approx(first.first_took_s, abs=1e-6)
+        await whole_answer(local, one)
+    await at_rest(worker)
+
+
+def toward(reserved: Reserved) -> Destination:
+    return Destination(
+        node=HERE,
+        incarnation=reserved.incarnation,
+        kv_address=reserved.kv_address,
+        generation=reserved.generation,
+        region=RegionId("b"),
+        permit=reserved.permit,
+    )
+
+
 @pytest.mark.parametrize("whose", ["nobody's", "another attempt's", "another node's"])
 async def test_only_the_permit_of_the_reservation_lets_kv_in(worker: Worker, model_dir: Path, whose: str):
     """None, one of another attempt, or one that was given to another node: the transfer fails, the reservation is still
@@ -362,7 +415,7 @@ async def test_field_G3_another_namespace_is_refused(worker: Worker):
     await at_rest(worker)
 
 
-async def test_no_room_is_said_at_once(worker: Worker):
+async def test_field_E4_no_room_is_said_at_once(worker: Worker):
     """Sequences, and the pool's bytes: a refusal, never a wait, and a later attempt finds the room again."""
     router, held = Router(worker), [attempt() for _ in range(LIMITS.max_sequences)]
     for one in held:
@@ -376,7 +429,7 @@ async def test_no_room_is_said_at_once(worker: Worker):
     assert isinstance(await router.ask(attempt(), reserve(worker, 50)), Reserved)
 
 
-async def test_a_prefill_without_room_for_its_kv_computes_nothing(worker: Worker, model_dir: Path):
+async def test_field_E3_a_prefill_without_room_for_its_kv_computes_nothing(worker: Worker, model_dir: Path):
     """The span is taken before the engine begins: a pool that is full of KV on its way out refuses at once, and the
     engine is never further ahead of the line than the spans it has."""
     async with worker_on(

@@ -130,7 +130,7 @@ async def test_a_pool_beyond_the_machines_memory_is_named(model_dir: Path):
 @pytest.mark.parametrize(
     ("module", "name"), [("prfaas.node.engine_process", "engine of w"), ("prfaas.transfer.pump", "pump of w")]
 )
-async def test_a_frozen_child_ends_the_worker(model_dir: Path, module: str, name: str):
+async def test_field_C15_a_frozen_child_ends_the_worker(model_dir: Path, module: str, name: str):
     """Its process lives and its socket is open, but it says nothing: a new incarnation has to begin."""
     async with worker(model_dir, "--engine-silence-s", "2") as started:
         await started.serving()

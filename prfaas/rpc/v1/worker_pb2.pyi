@@ -130,10 +130,13 @@ class Sampling(_message.Message):
     TOP_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     temperature: _builtins.float
     top_p: _builtins.float
     seed: _builtins.int
+    constraint: _builtins.str
+    """JSON; only for engines that declare what it asks for."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -144,10 +147,11 @@ class Sampling(_message.Message):
         top_p: _builtins.float = ...,
         seed: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        constraint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "max_tokens", b"max_tokens", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -169,6 +173,7 @@ class Reserve(_message.Message):
     SALT_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     USE_CACHE_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     prompt: _builtins.bytes
     source_node: _builtins.str
@@ -180,6 +185,8 @@ class Reserve(_message.Message):
     tenant: _builtins.str
     use_cache: _builtins.bool
     """Whether cached prefixes may be used, and the pool may be given new ones."""
+    traceparent: _builtins.str
+    """W3C trace context of the request; empty: none."""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     def __init__(
@@ -195,10 +202,11 @@ class Reserve(_message.Message):
         salt: _builtins.bytes = ...,
         tenant: _builtins.str = ...,
         use_cache: _builtins.bool = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "prompt", b"prompt", "request", b"request", "salt", b"salt", "sampling", b"sampling", "source_namespace", b"source_namespace", "source_node", b"source_node", "source_region", b"source_region", "tenant", b"tenant", "use_cache", b"use_cache"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "prompt", b"prompt", "request", b"request", "salt", b"salt", "sampling", b"sampling", "source_namespace", b"source_namespace", "source_node", b"source_node", "source_region", b"source_region", "tenant", b"tenant", "traceparent", b"traceparent", "use_cache", b"use_cache"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -218,6 +226,8 @@ class Prefill(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     USE_CACHE_FIELD_NUMBER: _builtins.int
     PULL_REGION_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     prompt: _builtins.bytes
     deadline_ms: _builtins.int
@@ -227,6 +237,9 @@ class Prefill(_message.Message):
     use_cache: _builtins.bool
     pull_region: _builtins.str
     """Look in the cache of this region too, and bring what it has more. Empty: only in the own region's."""
+    weight: _builtins.float
+    """What the tenant gets of a line that is short, against others; 0 is 1."""
+    traceparent: _builtins.str
     @_builtins.property
     def destination(self) -> Global___Destination: ...
     def __init__(
@@ -240,10 +253,12 @@ class Prefill(_message.Message):
         tenant: _builtins.str = ...,
         use_cache: _builtins.bool = ...,
         pull_region: _builtins.str = ...,
+        weight: _builtins.float = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["destination", b"destination"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "destination", b"destination", "prompt", b"prompt", "pull_region", b"pull_region", "request", b"request", "salt", b"salt", "tenant", b"tenant", "use_cache", b"use_cache"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "destination", b"destination", "prompt", b"prompt", "pull_region", b"pull_region", "request", b"request", "salt", b"salt", "tenant", b"tenant", "traceparent", b"traceparent", "use_cache", b"use_cache", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -350,6 +365,41 @@ class FromWorker(_message.Message):
 Global___FromWorker: _TypeAlias = FromWorker  # noqa: Y015
 
 @_typing.final
+class LinkGreeting(_message.Message):
+    """Begins a token link over plain TCP, where ToWorker and FromWorker travel in frames. The router says whom it means, or
+    nobody, to learn who answers; the worker who it is, and in `refused`, when it is not empty, why there is no link.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OLDEST_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    oldest: _builtins.int
+    newest: _builtins.int
+    node: _builtins.str
+    incarnation: _builtins.int
+    refused: _builtins.str
+    def __init__(
+        self,
+        *,
+        oldest: _builtins.int = ...,
+        newest: _builtins.int = ...,
+        node: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        refused: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "newest", b"newest", "node", b"node", "oldest", b"oldest", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkGreeting: _TypeAlias = LinkGreeting  # noqa: Y015
+
+@_typing.final
 class Event(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -405,6 +455,7 @@ class Reserved(_message.Message):
     KEY_OUT_FIELD_NUMBER: _builtins.int
     KEY_BACK_FIELD_NUMBER: _builtins.int
     HELD_TOKENS_FIELD_NUMBER: _builtins.int
+    TOOK_S_FIELD_NUMBER: _builtins.int
     kv_address: _builtins.str
     generation: _builtins.int
     incarnation: _builtins.int
@@ -413,6 +464,8 @@ class Reserved(_message.Message):
     key_back: _builtins.bytes
     held_tokens: _builtins.int
     """The KV of so many first tokens is here already and need not be sent."""
+    took_s: _builtins.float
+    """From the command's arrival to this answer."""
     def __init__(
         self,
         *,
@@ -423,12 +476,15 @@ class Reserved(_message.Message):
         key_out: _builtins.bytes = ...,
         key_back: _builtins.bytes = ...,
         held_tokens: _builtins.int = ...,
+        took_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_took_s", b"_took_s", "took_s", b"took_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "held_tokens", b"held_tokens", "incarnation", b"incarnation", "key_back", b"key_back", "key_out", b"key_out", "kv_address", b"kv_address", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_took_s", b"_took_s", "generation", b"generation", "held_tokens", b"held_tokens", "incarnation", b"incarnation", "key_back", b"key_back", "key_out", b"key_out", "kv_address", b"kv_address", "ticket", b"ticket", "took_s", b"took_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__took_s: _TypeAlias = _typing.Literal["took_s"]  # noqa: Y015
+    _WhichOneofArgType__took_s: _TypeAlias = _typing.Literal["_took_s", b"_took_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__took_s) -> _WhichOneofReturnType__took_s | None: ...
 
 Global___Reserved: _TypeAlias = Reserved  # noqa: Y015
 
@@ -443,6 +499,7 @@ class PrefillDone(_message.Message):
     KV_BYTES_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     PULLED_BYTES_FIELD_NUMBER: _builtins.int
+    TOOK_S_FIELD_NUMBER: _builtins.int
     queue_s: _builtins.float
     compute_s: _builtins.float
     exposed_s: _builtins.float
@@ -452,6 +509,8 @@ class PrefillDone(_message.Message):
     """Prompt tokens that were not computed, because the engine went on from a cached prefix."""
     pulled_bytes: _builtins.int
     """Bytes of it that came from another region's cache."""
+    took_s: _builtins.float
+    """From the command's arrival to this answer."""
     def __init__(
         self,
         *,
@@ -462,12 +521,15 @@ class PrefillDone(_message.Message):
         kv_bytes: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
         pulled_bytes: _builtins.int = ...,
+        took_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_took_s", b"_took_s", "took_s", b"took_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "compute_s", b"compute_s", "exposed_s", b"exposed_s", "kv_bytes", b"kv_bytes", "prefill_tokens", b"prefill_tokens", "pulled_bytes", b"pulled_bytes", "queue_s", b"queue_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_took_s", b"_took_s", "cached_tokens", b"cached_tokens", "compute_s", b"compute_s", "exposed_s", b"exposed_s", "kv_bytes", b"kv_bytes", "prefill_tokens", b"prefill_tokens", "pulled_bytes", b"pulled_bytes", "queue_s", b"queue_s", "took_s", b"took_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__took_s: _TypeAlias = _typing.Literal["took_s"]  # noqa: Y015
+    _WhichOneofArgType__took_s: _TypeAlias = _typing.Literal["_took_s", b"_took_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__took_s) -> _WhichOneofReturnType__took_s | None: ...
 
 Global___PrefillDone: _TypeAlias = PrefillDone  # noqa: Y015
 
@@ -479,11 +541,24 @@ class Tokens(_message.Message):
     TOP_LOGITS_FIELD_NUMBER: _builtins.int
     FIRST_QUEUE_S_FIELD_NUMBER: _builtins.int
     FIRST_STEP_S_FIELD_NUMBER: _builtins.int
+    LOGITS_FIELD_NUMBER: _builtins.int
+    LOG_NORMALISERS_FIELD_NUMBER: _builtins.int
+    FIRST_TOOK_S_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
     first_queue_s: _builtins.float
     first_step_s: _builtins.float
+    first_took_s: _builtins.float
+    """With the first: from the command's arrival to this answer."""
     @_builtins.property
     def top_logits(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogits]: ...
+    @_builtins.property
+    def logits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """With `top_logits`, from an engine that can: for each token its own logit, and the logarithm of the sum over the
+        exponentials of all logits.
+        """
+
+    @_builtins.property
+    def log_normalisers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     def __init__(
         self,
         *,
@@ -491,19 +566,26 @@ class Tokens(_message.Message):
         top_logits: _abc.Iterable[Global___TopLogits] | None = ...,
         first_queue_s: _builtins.float | None = ...,
         first_step_s: _builtins.float | None = ...,
+        logits: _abc.Iterable[_builtins.float] | None = ...,
+        log_normalisers: _abc.Iterable[_builtins.float] | None = ...,
+        first_took_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_queue_s", b"_first_queue_s", "_first_step_s", b"_first_step_s", "first_queue_s", b"first_queue_s", "first_step_s", b"first_step_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_queue_s", b"_first_queue_s", "_first_step_s", b"_first_step_s", "_first_took_s", b"_first_took_s", "first_queue_s", b"first_queue_s", "first_step_s", b"first_step_s", "first_took_s", b"first_took_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_queue_s", b"_first_queue_s", "_first_step_s", b"_first_step_s", "first_queue_s", b"first_queue_s", "first_step_s", b"first_step_s", "tokens", b"tokens", "top_logits", b"top_logits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_queue_s", b"_first_queue_s", "_first_step_s", b"_first_step_s", "_first_took_s", b"_first_took_s", "first_queue_s", b"first_queue_s", "first_step_s", b"first_step_s", "first_took_s", b"first_took_s", "log_normalisers", b"log_normalisers", "logits", b"logits", "tokens", b"tokens", "top_logits", b"top_logits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_queue_s: _TypeAlias = _typing.Literal["first_queue_s"]  # noqa: Y015
     _WhichOneofArgType__first_queue_s: _TypeAlias = _typing.Literal["_first_queue_s", b"_first_queue_s"]  # noqa: Y015
     _WhichOneofReturnType__first_step_s: _TypeAlias = _typing.Literal["first_step_s"]  # noqa: Y015
     _WhichOneofArgType__first_step_s: _TypeAlias = _typing.Literal["_first_step_s", b"_first_step_s"]  # noqa: Y015
+    _WhichOneofReturnType__first_took_s: _TypeAlias = _typing.Literal["first_took_s"]  # noqa: Y015
+    _WhichOneofArgType__first_took_s: _TypeAlias = _typing.Literal["_first_took_s", b"_first_took_s"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__first_queue_s) -> _WhichOneofReturnType__first_queue_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__first_step_s) -> _WhichOneofReturnType__first_step_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_took_s) -> _WhichOneofReturnType__first_took_s | None: ...
 
 Global___Tokens: _TypeAlias = Tokens  # noqa: Y015
 

@@ -1,16 +1,21 @@
 """The decision receipt: why a request took the way it took, and where the time to its first token went."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from prfaas.flows.story import Attempt, Story
 from prfaas.request import TTFT_TERMS, Alternative, Predicted, Pull, Request, Route, TtftAccount
+from services.router.openai.record import RequestLog
 
 
-def account(story: Story, queue_s: float, tokenize_s: float, ttft_s: float) -> TtftAccount:
-    """The terms measured at the edge and those that the flow measured; a term that did not occur is 0."""
-    measured: Mapping[str, float] = {**story.terms, "queue": queue_s, "tokenize": tokenize_s}
-    return TtftAccount({term: measured.get(term, 0.0) for term in TTFT_TERMS}, ttft_s)
+def account(story: Story, record: RequestLog, written_s: float) -> TtftAccount:
+    """The terms measured at the edge and those that the flow measured; a term that did not occur is 0. Making text of
+    the first tokens, and writing it, is of `tokenize` as well."""
+    seconds = dict.fromkeys(TTFT_TERMS, 0.0) | story.terms
+    seconds["queue"] += record.queue_s or 0.0
+    seconds["tokenize"] += record.tokenize_s or 0.0
+    if story.first_s is not None:
+        seconds["tokenize"] += written_s - story.first_s
+    return TtftAccount(seconds, record.ttft_s or 0.0)
 
 
 def receipt(request: Request, story: Story, output_tokens: int, ttft: TtftAccount) -> dict[str, Any]:
@@ -24,7 +29,7 @@ def receipt(request: Request, story: Story, output_tokens: int, ttft: TtftAccoun
         "output_tokens": output_tokens,
         "attempts": [described_attempt(attempt) for attempt in story.attempts],
         "ttft_seconds": ttft.total_s,
-        "ttft_account": {**ttft.seconds, "unaccounted": ttft.unaccounted_s},
+        "ttft_account": ttft.shown(),
     }
 
 

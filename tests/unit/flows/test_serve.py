@@ -20,12 +20,13 @@ from prfaas.errors import (
     PrfaasError,
     TransferFailed,
 )
-from prfaas.flows.ports import Reservation, TokenBatch
+from prfaas.flows.ports import PrefillReport, Reservation, TokenBatch
 from prfaas.flows.serve import OnPrefillFailure, ServeParams, serve
 from prfaas.flows.story import Ending, Story
 from prfaas.request import (
     NO_MATCHES,
     TTFT_TERMS,
+    AttemptId,
     FinishReason,
     Match,
     Matches,
@@ -33,6 +34,7 @@ from prfaas.request import (
     Reason,
     Request,
     RequestId,
+    Route,
     Sampling,
 )
 from prfaas.scheduling.routing import RoutingParams, choose
@@ -194,6 +196,70 @@ def test_the_account_closes_over_failed_attempts():
     story = world.complete(prompt(500), lambda: first.append(world.kernel.now()))
     assert story.terms["queue"] > 1.0
     assert sum(story.terms.values()) == pytest.approx(1.0 + first[0], abs=1e-9)
+
+
+class Clocked(SimServePorts):
+    """Workers that say how long they had each command; prefill had it a second longer than its terms tell."""
+
+    async def reserve(self, attempt: AttemptId, request: Request, route: Route) -> Reservation:
+        reservation = await super().reserve(attempt, request, route)
+        await self.sleep(0.25)
+        return replace(reservation, took_s=0.25)
+
+    async def prefill(
+        self, route: Route, attempt: AttemptId, request: Request, reservation: Reservation
+    ) -> PrefillReport:
+        report = await super().prefill(route, attempt, request, reservation)
+        await self.sleep(1.0)
+        return replace(report, took_s=report.queue_s + report.compute_s + report.exposed_s + 1.0)
+
+    async def decode(self, reservation: Reservation, request: Request) -> AsyncIterator[TokenBatch]:
+        async for batch in super().decode(reservation, request):
+            yield batch if batch.first_step_s is None else replace(batch, first_took_s=batch.first_step_s)
+
+
+def test_the_network_is_what_calls_took_beyond_the_workers_own_time():
+    """Room that was waited for is a wait for decode; what a worker spent on none of its terms stays unaccounted, and is
+    not taken for the network."""
+    plain, world = World(far("p0"), node("d0", Role.DECODE)), World(far("p0"), node("d0", Role.DECODE))
+    plain.complete(prompt(500))
+    world.ports = Clocked(world.cluster, ROUTING)
+    first: list[float] = []
+    story = world.complete(prompt(500), lambda: first.append(world.kernel.now()))
+    assert story.terms["network"] == pytest.approx(plain.story.terms["network"])
+    assert story.terms["decode_queue"] == pytest.approx(plain.story.terms["decode_queue"] + 0.25)
+    assert sum(story.terms.values()) == pytest.approx(first[0] - 1.0)
+    assert story.first_s == first[0]
+
+
+def test_the_account_begins_when_the_request_was_handed_over():
+    """What happens before the flow's first step, the look-up of what is cached above all, is of the route."""
+    world = World(far("p0"), node("d0", Role.DECODE))
+    world.story.arrived_s = 0.0
+
+    async def later() -> None:
+        await world.kernel.sleep(2.0)
+        await world.client(prompt(500))
+
+    world.kernel.run(later())
+    assert world.story.terms["route"] == pytest.approx(2.0)
+    assert sum(world.story.terms.values()) == pytest.approx(world.story.first_s)
+
+
+def test_a_reservation_that_was_kept_is_not_accounted_twice():
+    """The attempt that goes on in its place did not wait for it: that was while the first one failed."""
+    world = World(
+        far("p0"),
+        node("m0", Role.MIXED),
+        params=replace(PARAMS, on_prefill_failure=OnPrefillFailure.LOCAL),
+        prefill=[TransferFailed("a", "checksum")],
+    )
+    world.ports = Clocked(world.cluster, ROUTING)
+    first: list[float] = []
+    story = world.complete(prompt(500), lambda: first.append(world.kernel.now()))
+    assert [attempt.id for attempt in story.attempts] == [story.attempts[0].id] * 2
+    assert story.terms["queue"] > 0.25
+    assert sum(story.terms.values()) == pytest.approx(first[0] - 1.0)
 
 
 def test_a_refused_reservation_goes_to_another_decode_node():

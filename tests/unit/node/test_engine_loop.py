@@ -4,6 +4,7 @@ The engine is a real one: a cost model that does not wait.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from prfaas.engine.messages import (
 )
 from prfaas.engine.port import Cache, LayerHook, StepInput, StepOutput
 from prfaas.kvcache.layout import chunk_ends
+from prfaas.request import Score
 from tests.unit.node.engine_bench import (
     CHUNK,
     SPAN_BYTES,
@@ -55,6 +57,13 @@ class FragileEngine(CostModelEngine):
         if any(each.token_id == POISON for each in batch):
             raise RuntimeError("poisoned step")
         return super().step(batch)
+
+
+class ScoringEngine(CostModelEngine):
+    """A cost model that makes up scores."""
+
+    def step(self, batch: Sequence[StepInput]) -> list[StepOutput]:
+        return [replace(output, score=Score(1.0, 2.0)) for output in super().step(batch)]
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +175,19 @@ def test_logits_are_sent_only_when_asked_for(bench: Bench) -> None:
             assert len(logits) == 3 and packed(logits[0][0]) == event.tokens
 
 
+def test_scores_go_along_with_the_logits_of_an_engine_that_has_them(model: Path) -> None:
+    """One for each token, and only when they are asked for; this engine declares none by itself."""
+    bench = Bench(ScoringEngine(model))
+    for attempt, count in (("plain", 0), ("curious", 1)):
+        bench.loop.handle(Decode(attempt=attempt, prompt=prompt(4), tokens=0, max_tokens=2, top_logits=count))
+    bench.run()
+    scores = {
+        attempt: [event.scores for event in bench.of(attempt) if isinstance(event, Tokens)]
+        for attempt in ("plain", "curious")
+    }
+    assert scores == {"plain": [(), ()], "curious": [(Score(1.0, 2.0),), (Score(1.0, 2.0),)]}
+
+
 def test_a_long_prefill_delays_a_stream_by_one_chunk_at_most(bench: Bench) -> None:
     """Between two tokens of a running sequence no more than one chunk of prefill is computed."""
     bench.loop.handle(Decode(attempt="stream", prompt=prompt(2), tokens=0, max_tokens=15))
@@ -237,8 +259,9 @@ def test_more_sequences_than_the_batch_holds_wait_for_a_place(bench: Bench) -> N
         assert bench.answer(f"s{number}") == truth(bench, prompt(1, number), 3)
 
 
-def test_times_count_from_the_arrival_of_the_command(engine: CostModelEngine) -> None:
-    """Queue and work add up to the time since the command came, which may be before it was handled."""
+def test_the_work_is_timed_on_the_clock_that_the_node_has_too(engine: CostModelEngine) -> None:
+    """A prefill tells when it began and ended, the first token of a decode when its step began; so the node can tell
+    what was waited for before and after."""
     time_s = 0.0
 
     def now() -> float:
@@ -247,19 +270,20 @@ def test_times_count_from_the_arrival_of_the_command(engine: CostModelEngine) ->
         return time_s
 
     bench = Bench(engine, now=now)
-    bench.loop.handle(prefill("a", prompt(30), 29), arrived_s=-10.0)
+    asked_s = now()
+    bench.loop.handle(prefill("a", prompt(30), 29))
     bench.run()
     prefilled = bench.one("a", Prefilled)
-    assert isinstance(prefilled, Prefilled) and prefilled.queue_s == 11.0
-    assert prefilled.queue_s + prefilled.compute_s == 10.0 + time_s
-    asked_s = time_s
-    bench.loop.handle(Decode(attempt="a", prompt=prompt(30), tokens=29, max_tokens=2), arrived_s=asked_s - 5.0)
+    assert isinstance(prefilled, Prefilled)
+    assert asked_s < prefilled.started_s < prefilled.ended_s <= time_s
+    asked_s = now()
+    bench.loop.handle(Decode(attempt="a", prompt=prompt(30), tokens=29, max_tokens=2))
     bench.loop.turn()
     first = bench.of("a")[-1]
-    assert isinstance(first, Tokens) and first.first_queue_s == 6.0
-    assert first.first_step_s is not None and first.first_queue_s + first.first_step_s == 5.0 + time_s - asked_s
+    assert isinstance(first, Tokens) and first.started_s is not None
+    assert asked_s < first.started_s < time_s
     bench.loop.turn()
-    assert [event.first_queue_s for event in bench.of("a") if isinstance(event, Tokens)] == [6.0, None]
+    assert [event.started_s for event in bench.of("a") if isinstance(event, Tokens)] == [first.started_s, None]
 
 
 @pytest.mark.parametrize(
@@ -357,7 +381,7 @@ def test_the_cancel_of_an_unknown_attempt_is_answered(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("turns", range(30))
-def test_a_cancel_at_any_point_leaves_nothing(bench: Bench, turns: int) -> None:
+def test_field_D2_a_cancel_at_any_point_leaves_nothing(bench: Bench, turns: int) -> None:
     """Queued, between chunks, kept, waiting, recomputing, decoding: after Cancelled there is no event and no write."""
     bench.loop.handle(prefill("spanned", prompt(60), 40, out_at=0))
     bench.loop.handle(prefill("kept", prompt(60), 40))

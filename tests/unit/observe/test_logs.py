@@ -1,14 +1,16 @@
-"""Log lines carry the request's ids and never its text. Each test reads the stderr of a real process."""
+"""Log lines have one form, whoever writes them, and never the text of a request. Each test reads the stderr of a real
+process."""
 
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 PRELUDE = """
 import logging, structlog
-from prfaas.observe.logs import configure, request_context
+from prfaas.observe.logs import configure
 """
 
 
@@ -20,26 +22,22 @@ def run(code: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_lines_of_a_request_carry_its_ids_and_others_do_not():
-    """The ids are bound for the length of the request, also in lines of libraries that use `logging`."""
-    inside, library, outside = map(
+def test_lines_of_libraries_take_the_same_form():
+    """With event, level and the time in UTC, which a machine can read."""
+    own, library = map(
         json.loads,
         run("""
 configure("json")
-with request_context("r1", "t1"):
-    structlog.get_logger().info("routed", path="remote")
-    logging.getLogger("grpc").warning("slow %s", "peer")
-structlog.get_logger().info("idle")
+structlog.get_logger().info("routed", path="remote", request_id="r1")
+logging.getLogger("grpc").warning("slow %s", "peer")
 """),
     )
-    assert (inside["event"], inside["path"], inside["request_id"], inside["trace_id"]) == (
-        "routed",
-        "remote",
-        "r1",
-        "t1",
-    )
-    assert (library["event"], library["level"], library["request_id"]) == ("slow peer", "warning", "r1")
-    assert "request_id" not in outside
+    assert (own["event"], own["level"], own["path"], own["request_id"]) == ("routed", "info", "remote", "r1")
+    assert (library["event"], library["level"]) == ("slow peer", "warning")
+    for line in (own, library):
+        written = datetime.fromisoformat(line["timestamp"])
+        assert written.utcoffset() == timedelta(0)
+        assert abs(datetime.now(UTC) - written) < timedelta(minutes=1)
 
 
 def test_prompt_text_and_secrets_never_reach_a_line():

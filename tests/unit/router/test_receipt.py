@@ -20,10 +20,14 @@ from prfaas.request import (
     RequestId,
     Route,
     Sampling,
+    TtftAccount,
 )
 from prfaas.tokenizer.text import pack
+from services.router.openai.account import Account
 from services.router.openai.receipt import account, described_route, receipt
+from services.router.openai.record import RequestLog
 
+NOTHING = TtftAccount()
 P0, P1, D0 = NodeId("p0"), NodeId("p1"), NodeId("d0")
 REQUEST = Request(id=RequestId("r"), model="m", prompt=pack(range(1, 1001)), sampling=Sampling(max_tokens=5))
 
@@ -56,16 +60,51 @@ def story() -> Story:
 
 def test_the_account_has_every_term_and_adds_up():
     """What the edge measured, what the flow measured, 0 for what did not occur, and what is left."""
-    body = receipt(REQUEST, story(), 5, account(story(), queue_s=0.01, tokenize_s=0.03, ttft_s=0.6))
+    record = RequestLog(queue_s=0.01, tokenize_s=0.03, ttft_s=0.6)
+    body = receipt(REQUEST, story(), 5, account(story(), record, written_s=0.0))
     terms = body["ttft_account"]
     assert list(terms) == [*TTFT_TERMS, "unaccounted"]
     assert (terms["queue"], terms["tokenize"], terms["prefill"], terms["decode_queue"]) == (0.01, 0.03, 0.5, 0.0)
     assert sum(terms.values()) == pytest.approx(body["ttft_seconds"]) == 0.6
 
 
+def test_both_edges_of_the_router_are_accounted_for():
+    """Laps of the record follow each other without a gap; what a failed attempt took is a wait as that for the turn
+    was; and from the first tokens on, what makes text of them and writes it is of the same term as what made tokens."""
+    record, told = RequestLog(lap_s=100.0), story()
+    record.waited(100.25)
+    record.tokenized(100.5)
+    record.waited(101.5)
+    told.terms["queue"], told.first_s, record.ttft_s = 4.0, 110.0, 10.125
+    seconds = account(told, record, written_s=110.125).seconds
+    assert (seconds["queue"], seconds["tokenize"]) == (0.25 + 1.0 + 4.0, 0.25 + 0.125)
+
+
+def test_the_account_is_that_of_the_sequence_which_was_first():
+    """Of several sequences it is their first token's time that was measured, so it is theirs that is told of."""
+    now = [10.0]
+    stories = [Story(terms={"prefill": 5.0}, first_s=17.0), Story(terms={"prefill": 1.0}, first_s=12.0)]
+    record = RequestLog()
+    one = Account(
+        requests=[REQUEST, REQUEST],
+        stories=stories,
+        choices=2,
+        record=record,
+        received_s=10.0,
+        now=lambda: now[0],
+        created=0,
+    )
+    now[0] = 12.5
+    one.first_token_out(1)
+    now[0] = 20.0
+    one.first_token_out(0)
+    assert record.account is not None
+    assert (record.ttft_s, record.account.seconds["prefill"], record.account.seconds["tokenize"]) == (2.5, 1.0, 0.5)
+
+
 def test_the_receipt_tells_the_route_and_every_attempt():
     """Of the latest route why it was taken and what else was weighed; of all attempts how they ended."""
-    body = receipt(REQUEST, story(), 5, account(story(), 0.0, 0.0, 0.0))
+    body = receipt(REQUEST, story(), 5, NOTHING)
     assert (body["path"], body["reason"], body["prefill"], body["decode"]) == ("remote", "fallback", "p1", "d0")
     assert (body["threshold_tokens"], body["prompt_tokens"], body["uncached_tokens"]) == (512, 1000, 899)
     assert (body["cached_tokens"], body["transfer_tokens"], body["kv_bytes"]) == (100, 999, 12345)
@@ -116,18 +155,18 @@ def test_the_receipt_sets_what_was_reported_beside_what_was_matched():
     told = story()
     assert told.prefill is not None
     told.match, told.prefill = Match(512, 640), replace(told.prefill, cached_tokens=448, pulled_bytes=64)
-    assert receipt(REQUEST, told, 5, account(told, 0.0, 0.0, 0.0))["cache"] == {
+    assert receipt(REQUEST, told, 5, NOTHING)["cache"] == {
         "matched_kv_tokens": 640,
         "matched_joint_tokens": 512,
         "reported_tokens": 448,
         "pulled_bytes": 64,
     }
     nothing = Story()
-    assert set(receipt(REQUEST, nothing, 0, account(nothing, 0.0, 0.0, 0.0))["cache"].values()) == {0}
+    assert set(receipt(REQUEST, nothing, 0, NOTHING)["cache"].values()) == {0}
 
 
 def test_the_last_prompt_token_is_not_a_cache_hit():
     """Decode computes it in any case, whichever way a route counts it."""
     for uncached_tokens in (999, 1000):
         one = Story(attempts=[Attempt(AttemptId("a"), route(P0, Reason.LONG_PROMPT, uncached_tokens))])
-        assert receipt(REQUEST, one, 1, account(one, 0.0, 0.0, 0.0))["cached_tokens"] == 0
+        assert receipt(REQUEST, one, 1, NOTHING)["cached_tokens"] == 0

@@ -1,5 +1,6 @@
 """Commands, events and errors survive the wire; what cannot be read is answered and never raised at the wrong place."""
 
+import math
 import struct
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from prfaas.errors import (
     PrfaasError,
     TransferFailed,
 )
-from prfaas.request import AttemptId, FinishReason, Permit, RequestId, Sampling
+from prfaas.request import AttemptId, FinishReason, Permit, RequestId, Sampling, Score
 from prfaas.rpc.commands import (
     Cancel,
     Decode,
@@ -38,6 +39,8 @@ from prfaas.rpc.translate import (
     KEY_BYTES,
     MAX_COMMAND_BYTES,
     MAX_TICKET_BYTES,
+    MAX_WEIGHT,
+    encode_command,
     pack_attempt,
     pack_command,
     pack_description,
@@ -71,6 +74,7 @@ samplings = st.builds(
     top_p=doubles,
     seed=uint64,
     stop_token_ids=st.lists(uint32, max_size=5).map(tuple),
+    constraint=texts,
 )
 keys = st.just(b"") | st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES)
 permits = st.builds(Permit, ticket=st.binary(max_size=MAX_TICKET_BYTES), key_out=keys, key_back=keys)
@@ -87,6 +91,7 @@ commands = st.one_of(
         source_region=texts.map(RegionId),
         source_namespace=texts.map(Namespace),
         deadline_s=deadlines,
+        traceparent=texts,
     ),
     st.builds(
         Prefill,
@@ -94,22 +99,40 @@ commands = st.one_of(
         prompt=prompts,
         destination=st.none() | destinations,
         deadline_s=deadlines,
+        tenant=texts,
+        weight=st.floats(min_value=1e-9, max_value=MAX_WEIGHT),
+        traceparent=texts,
     ),
     st.builds(Decode, top_logits=uint32),
     st.just(Cancel()),
 )
 top_logits = st.lists(st.tuples(uint32, st.floats(allow_nan=False, width=32)), max_size=4).map(tuple)
 events = st.one_of(
-    st.builds(Reserved, kv_address=texts, generation=uint32, incarnation=incarnations, permit=permits),
     st.builds(
-        PrefillDone, queue_s=doubles, compute_s=doubles, exposed_s=doubles, prefill_tokens=uint32, kv_bytes=uint64
+        Reserved,
+        kv_address=texts,
+        generation=uint32,
+        incarnation=incarnations,
+        permit=permits,
+        took_s=st.none() | doubles,
+    ),
+    st.builds(
+        PrefillDone,
+        queue_s=doubles,
+        compute_s=doubles,
+        exposed_s=doubles,
+        prefill_tokens=uint32,
+        kv_bytes=uint64,
+        took_s=st.none() | doubles,
     ),
     st.builds(
         Tokens,
         tokens=packed_tokens,
         top_logits=st.lists(top_logits, max_size=3).map(tuple),
+        scores=st.lists(st.builds(Score, doubles, doubles), max_size=3).map(tuple),
         first_queue_s=st.none() | doubles,
         first_step_s=st.none() | doubles,
+        first_took_s=st.none() | doubles,
     ),
     st.builds(Done, reason=st.sampled_from(FinishReason), recomputed_tokens=uint32, output_tokens=uint32),
 )
@@ -159,6 +182,15 @@ def test_an_error_keeps_its_facts(error):
     assert type(found) is type(error)
     assert vars(found) == vars(error)
     assert str(found) == str(error)
+
+
+def test_older_versions_say_neither_weights_nor_how_long_they_took():
+    """A tenant of a router that knows no weights has as much as any other; a worker's silence is not taken for no
+    time."""
+    prefill = unpack_command(pb.Command(prefill=pb.Prefill(prompt=bytes(4))))
+    assert isinstance(prefill, Prefill) and (prefill.weight, prefill.traceparent) == (1.0, "")
+    done = unpack_event(pb.Event(prefill_done=pb.PrefillDone(queue_s=1.0)), ATTEMPT, WORKER)
+    assert isinstance(done, PrefillDone) and done.took_s is None
 
 
 @pytest.mark.parametrize("seconds", AWKWARD_S)
@@ -217,11 +249,14 @@ def test_an_event_that_cannot_be_read_fails_its_attempt(message):
     ("message", "param"),
     [
         (pb.Command(), "kind"),
+        (pb.Command(prefill=pb.Prefill(prompt=bytes(4), weight=-1.0)), "weight"),
+        (pb.Command(prefill=pb.Prefill(prompt=bytes(4), weight=math.nan)), "weight"),
+        (pb.Command(prefill=pb.Prefill(prompt=bytes(4), weight=math.inf)), "weight"),
         (pb.Command(reserve=pb.Reserve(prompt=b"")), "prompt"),
         (pb.Command(prefill=pb.Prefill(prompt=b"12345")), "prompt"),
         (pb.Command(prefill=pb.Prefill(prompt=bytes(MAX_COMMAND_BYTES))), "prompt"),
     ],
-    ids=["no kind", "no prompt", "odd prompt bytes", "too large"],
+    ids=["no kind", "negative", "nan", "endless", "no prompt", "odd prompt bytes", "too large"],
 )
 def test_a_command_that_cannot_be_carried_out_is_refused(message, param):
     """The refusal names what is wrong with it."""
@@ -241,7 +276,7 @@ def test_a_prompt_that_no_worker_accepts_is_not_sent():
     """It is refused before it takes up the link that everybody shares."""
     prefill = Prefill(request_id=RequestId("r"), prompt=bytes(MAX_COMMAND_BYTES), destination=None, deadline_s=1.0)
     with pytest.raises(InvalidRequest):
-        pack_command(ATTEMPT, prefill)
+        encode_command(ATTEMPT, prefill)
 
 
 @pytest.mark.parametrize(

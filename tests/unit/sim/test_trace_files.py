@@ -10,6 +10,7 @@ from prfaas.kvcache.hashing import KEY_BYTES
 from prfaas.sim.replay import BlockKeys, replayed
 from prfaas.sim.trace_files import Traced, TraceFormat, read, seconds_of
 from prfaas.sim.workload import Trace
+from services.sim_cli import sim_run
 
 MOONCAKE = """{"timestamp": 2000, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}
 {"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [0, 9]}
@@ -26,6 +27,11 @@ BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Ty
 BAILIAN = """{"chat_id": 1, "parent_chat_id": -1, "timestamp": 61.1, "input_length": 40, "output_length": 132,
  "type": "text", "turn": 1, "hash_ids": [3, 4, 5]}
 """.replace("\n ", " ")
+REQUEST_LOG = """{"time": 1002.5, "prompt_tokens": 130, "output_tokens": 9, "prefix": "AAAAAAAAAAEAAAAAAAAAAg=="}
+{"time": 1001.0, "prompt_tokens": null, "output_tokens": 0, "prefix": "", "status": 429}
+{"time": 1000.5, "prompt_tokens": 70, "output_tokens": 7, "prefix": "AAAAAAAAAAE=", "status": 200}
+{"time": 1003.0, "prompt_tokens": 70, "output_tokens": 0, "prefix": "AAAAAAAAAAE=", "status": 499}
+"""
 LENGTHS = '{"0": {"input_tokens": "{100: 0.5, 300: 0.5}", "output_tokens": "{7: 1.0}", "reason_ratio": "{0.5: 1}"}}'
 CLIENT = "0,0.5,1.0,Gamma,1.0,2.0\n600,0,0,,0,0\n1200,1.0,2.0,Weibull,0.7,1.0\n"
 
@@ -40,6 +46,17 @@ def test_mooncake(tmp_path):
     """Milliseconds, out of order, with blocks."""
     found = read(written(tmp_path, MOONCAKE), TraceFormat.MOONCAKE, seed=1)
     assert found == [Traced(0.0, 600, 7, (0, 9)), Traced(2.0, 1100, 5, (0, 1, 2))]
+
+
+def test_our_own_request_log(tmp_path):
+    """Seconds, names of 64 tokens each, and requests that never got to a token, which do not count."""
+    found = read(written(tmp_path, REQUEST_LOG), TraceFormat.REQUEST_LOG, seed=1)
+    assert found == [Traced(0.0, 70, 7, (1,)), Traced(2.0, 130, 9, (1, 2))]
+
+
+def test_every_format_can_be_named_on_the_command_line():
+    [choices] = [option.type.choices for option in sim_run.params if option.name == "trace_format"]
+    assert set(choices) == {each.value for each in TraceFormat}
 
 
 def test_azure(tmp_path):

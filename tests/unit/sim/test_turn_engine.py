@@ -89,14 +89,14 @@ def real(work: Work, share: float | None) -> dict[str, float]:
         if not more and arrivals[0][0] > engine.now:
             engine.now = arrivals[0][0]
         while arrivals and arrivals[0][0] <= engine.now:
-            at, (_, prefill, decode) = arrivals.pop(0)
+            _, (_, prefill, decode) = arrivals.pop(0)
             number = len(work) - len(arrivals) - 1
             if prefill is not None:
                 tokens, ends = bytes(TOKEN_BYTES * (prefill + 1)), chunk_ends(prefill, CHUNK)
-                loop.handle(Prefill(attempt=f"p{number}", prompt=tokens, stop=prefill, ends=ends), at)
+                loop.handle(Prefill(attempt=f"p{number}", prompt=tokens, stop=prefill, ends=ends))
             if decode is not None:
                 prompt = bytes(TOKEN_BYTES)
-                loop.handle(Decode(attempt=f"d{number}", prompt=prompt, tokens=0, max_tokens=decode), at)
+                loop.handle(Decode(attempt=f"d{number}", prompt=prompt, tokens=0, max_tokens=decode))
         more = loop.turn()
         loop.check()
     return ended
