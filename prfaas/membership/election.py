@@ -13,7 +13,7 @@ from contextlib import suppress
 import structlog
 
 from prfaas.errors import PeerUnavailable
-from prfaas.membership.plans import LeaderRecord, leader_key
+from prfaas.membership.plans import LeaderRecord, leader_key, read
 from prfaas.membership.records import encode
 from prfaas.membership.store import Lease, LeaseExpired, Store
 
@@ -33,6 +33,8 @@ class Election:
         self._lease: Lease | None = None
         self._holds_key = False
         self._until = 0.0
+        #: Who led when this router last looked.
+        self.leader: str | None = None
 
     @property
     def leads(self) -> bool:
@@ -71,8 +73,11 @@ class Election:
             record = LeaderRecord(router=self._router, since_epoch=self._epoch())
             won = await self._store.compare_and_put(self._key, encode(record), 0, lease)
             self._holds_key = won is not None
+            self.leader = self._router if won is not None else None
         else:
             self._holds_key = entry.lease == lease
+            holder = read(LeaderRecord, entry.value)
+            self.leader = holder.router if holder is not None else None
 
     async def _leave(self) -> None:
         lease, self._lease, self._holds_key = self._lease, None, False

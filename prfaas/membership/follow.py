@@ -5,7 +5,7 @@ lost the last view stands.
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import aclosing, suppress
 
 import structlog
@@ -18,6 +18,9 @@ from prfaas.membership.store import Store
 from prfaas.membership.view import MembershipView
 
 log = structlog.get_logger(__name__)
+
+#: How often a view is worked out anew because time has passed.
+LOOK_S = 0.05
 
 
 class ClusterFollower:
@@ -41,12 +44,15 @@ class ClusterFollower:
         self._now, self._reported = now, reported
         self._heard_at = -math.inf
         self._changed = asyncio.Event()
+        self._seen: ClusterView | None = None
+        self._look_at = 0.0
 
     async def run(self) -> None:
         async with aclosing(self._store.watch(self._prefix)) as batches:
             async for batch in batches:
                 malformed = self._fold.malformed
                 self._heard_at = self._now()
+                self._seen = None
                 self._fold.apply(batch, self._heard_at)
                 for node, at in self._fold.take_reports().items():
                     if self._reported is not None:
@@ -57,8 +63,12 @@ class ClusterFollower:
                 self._changed = asyncio.Event()
 
     def view(self) -> ClusterView:
-        """The same object until something has changed."""
-        return self._fold.view(self._now())
+        """The same object until something has changed. What only the passing of time has changed is seen `LOOK_S` late
+        at most: every request asks several times."""
+        now = self._now()
+        if self._seen is None or now >= self._look_at:
+            self._seen, self._look_at = self._fold.view(now), now + LOOK_S
+        return self._seen
 
     @property
     def direction(self) -> Direction:
@@ -70,6 +80,14 @@ class ClusterFollower:
 
     def telemetry(self, node: NodeId) -> TelemetryRecord | None:
         return self._fold.telemetry(node)
+
+    def report_age_s(self, node: NodeId) -> float | None:
+        """Since the node last reported; None when that is too long ago to count on."""
+        return self._fold.report_age_s(node, self._now())
+
+    def silent(self) -> Set[NodeId]:
+        """Nodes that have not reported lately."""
+        return self._fold.silent()
 
     def age_s(self) -> float:
         """Since the store last told anything; infinite before it first did."""

@@ -16,7 +16,7 @@ known of a shard's index is, its own feed says. What the control plane says (pla
 nodes, in `direction`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
@@ -104,6 +104,15 @@ class MembershipView:
         """The last report of the registered incarnation, of a node or of a shard."""
         record, telemetry = self._records.get(node) or self._pools.get(node), self._telemetry.get(node)
         return telemetry if record and telemetry and telemetry.incarnation == record.incarnation else None
+
+    def report_age_s(self, node: NodeId, now: float) -> float | None:
+        """Since the last report of the registered incarnation; None when it is stale, or when there is none."""
+        since = self._fresh_since.get(node)
+        return None if since is None or self.telemetry(node) is None else now - since
+
+    def silent(self) -> Set[NodeId]:
+        """Nodes whose load is not known, because they have not reported lately."""
+        return self._records.keys() - self._fresh_since.keys()
 
     def next_due(self) -> float | None:
         """When time alone will change the view next."""

@@ -2,6 +2,7 @@
 
 Whatever it changes it writes into the store, where every router and worker reads it; nothing is done to this process
 alone. A flip is a plan like the leader's: it has an epoch, and the slow loop may change the node again after its dwell.
+The live page is beside it, at the root, and needs no key itself.
 """
 
 import hmac
@@ -14,17 +15,21 @@ import msgspec
 from prfaas.errors import InvalidRequest, PeerUnavailable, StaleEpoch
 from services.router.http.errors import error_response
 from services.router.http.messages import HttpRequest, Response
+from services.router.live_page.page import TOLD_NOW, page
+from services.router.live_page.state import LiveState, Shown
 from services.router.operator import Drain, Flip, Operator, Pin
 
 PREFIX = "/admin/v1/"
 
 
 class AdminApi:
-    def __init__(self, operator: Operator, key: str) -> None:
+    def __init__(self, operator: Operator, key: str, live: LiveState) -> None:
         assert key, "an admin API has a key"
-        self._operator, self._key = operator, key.encode()
+        self._operator, self._key, self._live = operator, key.encode(), live
 
     async def handle(self, http: HttpRequest) -> Response:
+        if (http.method, http.path) == ("GET", "/"):
+            return page()
         if not self._authorized(http):
             return error_response(401, "The admin key is missing or wrong", headers=(("www-authenticate", "Bearer"),))
         parts = tuple(unquote(part) for part in http.path.removeprefix(PREFIX).split("/"))
@@ -63,6 +68,10 @@ class AdminApi:
                 return _json(await operator.unpin())
             case "GET", ("scheduler",):
                 return _json(operator.scheduler())
+            case "GET", ("live",):
+                return _json(self._live.state(Shown()))
+            case "POST", ("live",):
+                return _json(self._live.state(msgspec.json.decode(http.body, type=Shown)))
             case "GET", ("explain", request_id):
                 return _json(operator.explain(request_id))
             case _:
@@ -70,4 +79,4 @@ class AdminApi:
 
 
 def _json(value: Any) -> Response:
-    return Response(HTTPStatus.OK, msgspec.json.encode(value))
+    return Response(HTTPStatus.OK, msgspec.json.encode(value), headers=TOLD_NOW)

@@ -22,6 +22,7 @@ from prfaas.membership.follow import ClusterFollower
 from prfaas.membership.plans import RouterRecord
 from prfaas.membership.store import Store
 from prfaas.profiles import load_profiles
+from prfaas.scheduling.admission import Admission
 from prfaas.scheduling.budget import Budgeter, BudgetParams
 from prfaas.scheduling.congestion import LinkEstimator, LinkParams
 from prfaas.scheduling.demand import DemandParams
@@ -29,6 +30,9 @@ from prfaas.scheduling.planner import Roles
 from prfaas.scheduling.rebalance import RebalanceParams, Rebalancer
 from prfaas.scheduling.rule import RoutingParams
 from prfaas.scheduling.threshold import ThresholdController, ThresholdParams
+from services.router.live_page.nodes import Departures
+from services.router.live_page.state import LiveState
+from services.router.live_page.tally import Tally
 from services.router.operator import Operator
 
 Story = Callable[[], Coroutine[Any, Any, None]]
@@ -60,6 +64,10 @@ class Control:
             slow_period_s=self._routing.slow_period_s if self._routing.rebalance == "on" else math.inf,
         )
 
+    def live_routers(self) -> int:
+        """Router processes that share the tenants' limits, this one included, also before it is announced."""
+        return len(self.follower.direction.routers.keys() | {self.router})
+
     def operator(self, caches: CachePools | None) -> Operator:
         return Operator(
             self._store,
@@ -71,6 +79,24 @@ class Control:
             self.ports,
             self._routing.threshold_tokens,
             caches,
+        )
+
+    def live(self, operator: Operator, admission: Admission, tally: Tally, caches: CachePools | None) -> LiveState:
+        return LiveState(
+            router=self.router,
+            cluster=self._cluster,
+            model=self._params.model,
+            operator=operator,
+            follower=self.follower,
+            election=self.election,
+            steering=self.steering,
+            ports=self.ports,
+            admission=admission,
+            tally=tally,
+            caches=caches,
+            now=time.monotonic,
+            begun_s=time.monotonic(),
+            departures=Departures(),
         )
 
     def stories(self, caches: CachePools | None) -> Mapping[str, Coroutine[Any, Any, None]]:

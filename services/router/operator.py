@@ -139,7 +139,7 @@ class Operator:
             "plan_lost": direction.plan_lost,
             "highest_epoch": view.highest_epoch,
             "refused_plans": direction.refused_plans,
-            "last_round": _outcome(self._ports.outcome),
+            "last_round": _last_round(self._ports.outcome),
             "routers": [plain(record) | {"lengths": None} for record in direction.routers.values()],
             "demand": {
                 "arrivals_per_s": demand.arrivals_per_s,
@@ -197,11 +197,18 @@ def _others_decode(view: ClusterView, node: Node) -> bool:
     return any(each != node.id and view.nodes[each].model == node.model for each in view.decode)
 
 
-def _outcome(outcome: Proposal | Hold | None) -> dict[str, Any] | None:
+def _last_round(outcome: Proposal | Hold | None) -> dict[str, Any] | None:
+    shares = {"shares": dict(outcome.shares)} if isinstance(outcome, Proposal) else {}
+    told = described_outcome(outcome)
+    return {**told, **shares} if told is not None else None
+
+
+def described_outcome(outcome: Proposal | Hold | None) -> dict[str, Any] | None:
+    """Of a round of the slow loop, but for what it would have each node do."""
     match outcome:
         case None:
             return None
         case Proposal():
-            return {"outcome": "proposal", "reason": outcome.reason, "shares": dict(outcome.shares)}
+            return {"outcome": "proposal", "reason": outcome.reason}
         case Hold():
             return {"outcome": "hold", "reason": outcome.reason.value, "detail": outcome.detail}

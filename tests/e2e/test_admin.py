@@ -49,7 +49,7 @@ async def prfaas(cluster: LocalCluster, *arguments: str, code: int = 0) -> str:
 async def test_without_the_key_nothing_is_told_or_done(cluster: LocalCluster):
     """No key, another key, whatever the path: 401, and the endpoint's own port knows no admin API at all."""
     for key in ("", "wrong", KEY + "x"):
-        for method, path in (("GET", "/admin/v1/workers"), ("DELETE", "/admin/v1/threshold"), ("GET", "/")):
+        for method, path in (("GET", "/admin/v1/workers"), ("DELETE", "/admin/v1/threshold"), ("GET", "/nothing")):
             status, answer = await call(cluster, method, path, key=key)
             assert (status, answer["error"]["type"]) == (401, "authentication_error")
     status, _ = await asyncio.to_thread(ask, "GET", f"{cluster.endpoint}/admin/v1/workers", key=KEY)
