@@ -6,12 +6,19 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from prfaas.errors import DeadlineExceeded
+from prfaas.live.limits import TICK_S, Limits
 
 T = TypeVar("T")
+#: From here on a limit may be felt a tick late.
+LONG_S = 20 * TICK_S
 
 
 class AsyncioClock:
-    """A `flows.ports.Clock` for the running event loop."""
+    """A `flows.ports.Clock` for the running event loop. Every token of every stream has a limit: from `long_s` on they
+    share a timer."""
+
+    def __init__(self, long_s: float = LONG_S, tick_s: float = TICK_S) -> None:
+        self._long_s, self._limits = long_s, Limits(tick_s)
 
     def now(self) -> float:
         # Not the loop's time: uvloop counts in milliseconds, too coarse for an account of durations.
@@ -21,6 +28,26 @@ class AsyncioClock:
         await asyncio.sleep(seconds)
 
     async def within(self, seconds: float, stage: str, awaitable: Awaitable[T]) -> T:
+        if seconds < self._long_s:
+            return await self._within(seconds, stage, awaitable)
+        limit = self._limits.set(seconds)
+        try:
+            result = await awaitable
+        except asyncio.CancelledError:
+            if not limit.expired or limit.task.cancelling() > limit.cancelling + 1:
+                raise  # somebody else's
+        except Exception:
+            if not limit.expired:
+                raise
+        finally:
+            self._limits.lift(limit)
+            if limit.expired:
+                limit.task.uncancel()
+        if limit.expired:
+            raise DeadlineExceeded(stage, seconds)
+        return result
+
+    async def _within(self, seconds: float, stage: str, awaitable: Awaitable[T]) -> T:
         limit = asyncio.timeout(seconds)
         try:
             async with limit:

@@ -38,6 +38,7 @@ class LiveControlPorts(AsyncioClock):
         steering: Steering,
         bandwidth: str,
     ) -> None:
+        super().__init__()
         self._store, self._cluster, self._router = store, cluster, router
         self._follower, self._election, self._steering = follower, election, steering
         self._bandwidth = bandwidth

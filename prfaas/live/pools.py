@@ -21,7 +21,7 @@ from prfaas.errors import InvalidRequest, PeerUnavailable, PrfaasError
 from prfaas.kvcache.feed import Copy, ShardFeed
 from prfaas.kvcache.hashing import unit_keys
 from prfaas.kvcache.region_index import RegionIndex
-from prfaas.live.link import ChannelFactory, ChannelOptions
+from prfaas.live.link_grpc import ChannelFactory, ChannelOptions
 from prfaas.request import NO_MATCHES, Match, Matches, Request
 from prfaas.rpc.cache import Watch
 from prfaas.rpc.cache_failures import error_of

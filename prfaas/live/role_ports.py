@@ -16,6 +16,7 @@ log = structlog.get_logger()
 
 class LiveRolePorts(AsyncioClock):
     def __init__(self, seat: RoleSeat, plans: PlanFollower) -> None:
+        super().__init__()
         self._seat, self._plans = seat, plans
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from prfaas.cluster import ClusterView, Incarnation, Node, NodeId, RegionId
 from prfaas.errors import EngineFailed, PeerUnavailable
 from prfaas.flows.ports import Clock, PrefillReport, Reservation, TokenBatch
-from prfaas.live.leg import Answer, Leg
+from prfaas.live.leg import Answer, Leg, Take
 from prfaas.live.link import LinkPool
 from prfaas.live.steering import Steering
 from prfaas.request import AttemptId, Request, Route
@@ -94,6 +94,7 @@ class LiveServePorts:
                 salt=request.salt,
                 tenant=request.tenant,
                 use_cache=self._caches and route.use_cache,
+                traceparent=request.traceparent,
             )
         )
         reserved = _expect(leg, Reserved, await leg.next())
@@ -105,6 +106,7 @@ class LiveServePorts:
             incarnation=reserved.incarnation,
             permit=reserved.permit,
             held_tokens=reserved.held_tokens,
+            took_s=reserved.took_s,
         )
 
     async def prefill(
@@ -122,15 +124,12 @@ class LiveServePorts:
                 tenant=request.tenant,
                 use_cache=self._caches and route.use_cache,
                 pull_region=self._pull_region(route),
+                weight=request.weight,
+                traceparent=request.traceparent,
             )
         )
         # A reservation that is lost ends the prefill now, not when the sender finds out.
-        answer: Answer
-        if leg is held:
-            answer = await leg.next()
-        else:
-            _, answer = await self._clock.race({"prefill": leg.next(), "reservation": held.lost()})
-        done = _expect(leg, PrefillDone, answer)
+        done = _expect(leg, PrefillDone, await leg.next(needed=held if leg is not held else None))
         report = PrefillReport(
             queue_s=done.queue_s,
             compute_s=done.compute_s,
@@ -139,21 +138,24 @@ class LiveServePorts:
             kv_bytes=done.kv_bytes,
             cached_tokens=done.cached_tokens,
             pulled_bytes=done.pulled_bytes,
+            took_s=done.took_s,
         )
-        self._steering.prefilled(attempt, request, self.view().nodes.get(route.prefill), report, self.now())
+        self._steering.prefilled(attempt, request, self._view().nodes.get(route.prefill), report, self.now())
         return report
 
     async def decode(self, reservation: Reservation, request: Request) -> AsyncIterator[TokenBatch]:
         leg = self._held(reservation)
-        leg.send(Decode())
+        leg.send(Decode(request.top_logits))
         while True:
             match await leg.next():
                 case Tokens() as new:
                     yield TokenBatch(
                         tokens=new.tokens,
                         top_logits=new.top_logits,
+                        scores=new.scores,
                         first_queue_s=new.first_queue_s,
                         first_step_s=new.first_step_s,
+                        first_took_s=new.first_took_s,
                     )
                 case Done() as done:
                     yield TokenBatch(tokens=b"", finish=done.reason, recomputed_tokens=done.recomputed_tokens)
@@ -161,13 +163,18 @@ class LiveServePorts:
                 case other:
                     raise _out_of_order(leg, other)
 
+    def divert(self, node: NodeId, attempt: AttemptId, take: Take, every_s: float) -> None:
+        """As `Leg.divert`, for an attempt that decodes there; nothing when it has ended."""
+        if (leg := self._legs.get((node, attempt))) is not None:
+            leg.divert(take, every_s)
+
     def release(self, node: NodeId, attempt: AttemptId) -> None:
         self._steering.released(attempt, self.now())
         if (leg := self._legs.pop((node, attempt), None)) is not None:
             leg.close()
 
     def _node(self, node: NodeId) -> Node:
-        if (found := self.view().nodes.get(node)) is None:
+        if (found := self._view().nodes.get(node)) is None:
             raise PeerUnavailable(node, "it has left the cluster")
         return found
 
@@ -186,7 +193,7 @@ class LiveServePorts:
         """Where the prefill is to look for more, if its source is still there."""
         if route.pull is None or not route.pull.chosen:
             return None
-        source = self.view().nodes.get(route.pull.source)
+        source = self._view().nodes.get(route.pull.source)
         return source.region if source is not None else None
 
     async def _leg(self, node: NodeId, attempt: AttemptId, request: Request) -> Leg:

@@ -36,12 +36,18 @@ def on_uvloop(case: Case) -> Any:
         return runner.run(limited(case))
 
 
-async def limited(case: Case) -> Any:
+def on_one_timer(case: Case) -> Any:
+    """Every limit as if it were a long one."""
+    with asyncio.Runner(debug=True) as runner:
+        return runner.run(limited(case, AsyncioClock(long_s=0.0, tick_s=0.001)))
+
+
+async def limited(case: Case, clock: AsyncioClock | None = None) -> Any:
     async with asyncio.timeout(60):
-        return await case(AsyncioClock())
+        return await case(clock or AsyncioClock())
 
 
-@pytest.fixture(params=[on_kernel, on_asyncio, on_uvloop], ids=["kernel", "asyncio", "uvloop"])
+@pytest.fixture(params=[on_kernel, on_asyncio, on_uvloop, on_one_timer], ids=["kernel", "asyncio", "uvloop", "timer"])
 def run(request: pytest.FixtureRequest) -> Run:
     return request.param
 

@@ -30,6 +30,7 @@ class Leader(AsyncioClock):
     """`PacingPorts` of a router that sees two nodes with the same backlog."""
 
     def __init__(self, writer: BudgetWriter) -> None:
+        super().__init__()
         self._writer, self.leading = writer, True
 
     def view(self) -> ClusterView:
