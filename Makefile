@@ -4,16 +4,21 @@ PYTHON ?= python3.11
 # A torch wheel to install instead of what pip would choose (the pinned version, any build of it).
 TORCH_WHEEL ?=
 CONVERSATIONS ?= 300
+# The harness of bench-router: the other routers, their mock worker, and the load generator.
+HARNESS ?= ../shared/bench/router
 
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 MOONCAKE_VERSION := 0.3.13.post1
 # Shared libraries that Mooncake's wheel expects of a machine.
 MOONCAKE := $(CURDIR)/$(VENV)/lib/mooncake
+CHROMIUM := $(CURDIR)/$(VENV)/lib/chromium
 STAMP := $(VENV)/.installed
+# Tests that only compute, and so may run beside each other. The others start processes and wait for them.
+ALONE := tests/unit tests/simulation
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check stubs docs reproduce sim-coverage bench-cache bench-decisions bench-transport soak-transfer soak-cache etcd mooncake clean
+.PHONY: help setup demo test test-slow test-openapi check stubs docs reproduce sim-coverage bench-cache bench-decisions bench-transport bench-token-link soak-transfer soak-cache etcd mooncake chromium clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -29,11 +34,16 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## two regions on this machine: a long prompt is prefilled in the other one
 	$(BIN)/prfaas demo
 
-test: setup etcd mooncake ## the tests
-	PATH="$(BIN):$$PATH" LD_LIBRARY_PATH="$(MOONCAKE)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" $(BIN)/python -m pytest
+test: setup etcd mooncake chromium ## the tests
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ALONE)
+	PATH="$(BIN):$$PATH" LD_LIBRARY_PATH="$(MOONCAKE)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" $(BIN)/python -m pytest $(ALONE:%=--ignore=%)
 
 test-slow: setup etcd ## the long ones that `test` leaves out, each a sibling of one that it runs
 	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -m slow
+
+test-openapi: setup ## schemathesis on the OpenAPI document, against a cluster of a tiny model (a minute)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[openapi]'
+	$(BIN)/python -m tools.openapi
 
 check: setup ## format, lint, types, import contracts, fresh stubs and docs, wire compatibility, unit tests
 	$(BIN)/ruff format --check .
@@ -43,7 +53,7 @@ check: setup ## format, lint, types, import contracts, fresh stubs and docs, wir
 	$(BIN)/python -m tools.generate_stubs --check
 	$(BIN)/python -m tools.check_wire
 	$(BIN)/python -m tools.generate_docs --check
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest -n auto --dist loadfile tests/unit
 
 stubs: setup ## generate the stubs and add what is new to the wire baseline
 	$(BIN)/python -m tools.generate_stubs
@@ -66,6 +76,12 @@ sim-coverage: setup ## how much of the scheduler and the flows `prfaas sim run` 
 
 bench-transport: setup ## how close KV transfers come to the machine's and a WAN line's limits, and to others (root, minutes)
 	PYTHONPATH=. $(BIN)/python -m bench.transport --check
+
+bench-token-link: setup ## what a request and a token cost on the token link, over plain TCP and over gRPC (minutes)
+	PYTHONPATH=. $(BIN)/python -m bench.token_link --check
+
+bench-router: setup ## what the router costs beside nginx and those of vLLM and SGLang (HARNESS=, JSON= for a file of figures; minutes)
+	PYTHONPATH=. $(BIN)/python -m bench.router --install-peers --check --harness "$(HARNESS)" $(if $(JSON),--json > "$(JSON)")
 
 soak-transfer: setup ## KV transfers under load and faults: nothing wrong, nothing left behind (JSON= for a file of figures; minutes)
 	$(BIN)/python -m pytest -m soak tests/soak/test_transfer_soak.py $(if $(JSON),--json "$(JSON)")
@@ -95,6 +111,23 @@ mooncake: $(STAMP)
 	then echo "mooncake: Mooncake Store is in $(VENV)"; \
 	else echo "mooncake: MISSING. Its wheel or its libraries cannot be had here. Tests of a cache pool on Mooncake Store" \
 	  "will be SKIPPED." >&2; fi
+
+# Unpacked, not installed, with a font and those of its libraries that the machine lacks. It finds them by the script that
+# starts it.
+chromium: $(STAMP)
+	@if PATH="$(BIN):$$PATH" sh -c 'command -v chromium-headless-shell || command -v chromium' >/dev/null; then exit 0; fi; \
+	scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; chmod 755 "$$scratch"; mkdir -p "$$scratch/partial" "$(CHROMIUM)"; \
+	fetch() { apt-get -o APT::Sandbox::User=root -o Debug::NoLocking=1 -o Dir::Cache::archives="$$scratch" install -qq -y \
+	  --download-only --no-install-recommends chromium-headless-shell fonts-liberation2 >/dev/null 2>&1; }; \
+	if { fetch || { apt-get update -qq; fetch; }; } && \
+	for package in "$$scratch"/*.deb; do dpkg-deb -x "$$package" "$(CHROMIUM)" || exit 1; done && \
+	printf '#!/bin/sh\nroot="%s"\nexport LD_LIBRARY_PATH="%s" XDG_DATA_HOME="$$root/usr/share"\nexec "$$root/usr/lib/chromium/chromium-headless-shell" "$$@"\n' \
+	  "$(CHROMIUM)" "$$(find "$(CHROMIUM)/usr/lib" -name '*.so*' -printf '%h\n' | sort -u | paste -sd:)" > "$(BIN)/chromium-headless-shell" && \
+	chmod +x "$(BIN)/chromium-headless-shell" && "$(BIN)/chromium-headless-shell" --version >/dev/null; \
+	then echo "chromium: the headless shell of Debian's chromium is in $(VENV)"; \
+	else rm -f "$(BIN)/chromium-headless-shell"; \
+	  echo "chromium: MISSING. It is not on the PATH and Debian's chromium-headless-shell cannot be fetched here (no" \
+	  "apt-get, no package lists or no network). Tests of what a browser shows will be SKIPPED." >&2; fi
 
 clean: ## remove .venv, caches and what runs left behind
 	rm -rf $(VENV) .prfaas build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

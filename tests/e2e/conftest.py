@@ -13,7 +13,8 @@ from services.local_cluster import LocalCluster, Plan, local_cluster
 from tests.e2e.reference import Alone
 from tests.etcd_process import EtcdProcess, start_etcd
 
-STORES = ("embedded", "etcd")
+#: The contract of the stores is tested by itself; what runs on top of one takes long.
+STORES = (pytest.param("embedded", marks=pytest.mark.slow), "etcd")
 HYBRIDS = ("kimi_linear", "qwen3_next")
 
 StartCluster = Callable[[Plan], AbstractAsyncContextManager[LocalCluster]]

@@ -217,7 +217,7 @@ async def test_a_stale_leaders_plan_is_refused(start: StartCluster, model_dir: M
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["with its data", "empty"])
-@pytest.mark.parametrize("kind", ["embedded", "etcd"])
+@pytest.mark.parametrize("kind", [pytest.param("embedded", marks=pytest.mark.slow), "etcd"])
 async def test_field_K1_the_plan_outlives_the_store(
     kind: str, empty: bool, tmp_path: Path, model_dir: ModelDir, alone: Reference
 ):

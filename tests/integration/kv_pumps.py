@@ -405,8 +405,9 @@ class Line:
         self._target, self._meddle, self._bytes_per_s = pump.port, meddle, bytes_per_s
         self._door = socket.create_server(("127.0.0.1", 0))
         if bytes_per_s is not None:
-            self._door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-            # Loopback's segments are as long as that, and one that does not fit waits for a timer that backs off.
+            # Loopback's segments may be 64 KiB long, and one that does not fit waits for a timer that backs off: room
+            # for several, and short ones.
+            self._door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
             self._door.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 8 << 10)
         self.address = f"127.0.0.1:{self._door.getsockname()[1]}"
         self.carried = 0
