@@ -11,6 +11,9 @@ NodeId = NewType("NodeId", str)
 RegionId = NewType("RegionId", str)
 #: 64 random bits, new whenever a worker starts; compared for equality only.
 Incarnation = NewType("Incarnation", int)
+#: What engines may be able to do. LOGPROBS: true probabilities of tokens. TOOLS: calls of tools. RESPONSE_FORMAT:
+#: answers that follow a schema.
+LOGPROBS, TOOLS, RESPONSE_FORMAT = "logprobs", "tools", "response_format"
 #: Digest of weights, tokenizer, dtypes and geometry. Nodes exchange KV only when their namespaces are equal.
 Namespace = NewType("Namespace", str)
 
@@ -191,6 +194,13 @@ class Node:
     hardware: str = ""
     #: Share of its time that a MIXED node gives to prefill.
     prefill_share: float | None = None
+    #: As in `EngineInfo`. Empty from a node that does not say.
+    capabilities: tuple[str, ...] = ()
+    tokenizer: str = ""
+    #: Of the token link over plain TCP; empty where it is to be had over gRPC only.
+    link_address: str = ""
+    #: How many it takes on at once; 0 from a node that does not say.
+    max_sequences: int = 0
     load: NodeLoad = NodeLoad()
     #: Both follow from the other fields.
     traits: Traits = field(init=False, repr=False, compare=False)

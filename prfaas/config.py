@@ -138,14 +138,153 @@ class RouterConfig(_Section, frozen=True):
     ] = OnPrefillFailure.RETRY
     first_token_timeout_s: Annotated[float, Meta(gt=0, description="Wait for the first token after hand-off.")] = 60.0
     token_gap_timeout_s: Annotated[float, Meta(gt=0, description="Longest wait between two tokens.")] = 60.0
+    token_link: Annotated[
+        Literal["tcp", "grpc"],
+        Meta(description="How commands and tokens travel. tcp: plain TCP to workers that have it, else gRPC."),
+    ] = "tcp"
     max_in_flight: Annotated[
-        int, Meta(ge=1, description="Requests being served at once; more get 503. Each holds its prompt in memory.")
+        int, Meta(ge=1, description="Requests being served at once; more wait (admission). Each holds its prompt.")
     ] = 1024
-    max_body_bytes: Annotated[int, Meta(ge=1024, description="Longest request body.")] = 16 << 20
     drain_timeout_s: Annotated[float, Meta(gt=0, description="How long SIGTERM lets requests finish.")] = 30.0
+    workers: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=256,
+            description="Processes that serve the port, each a whole router: more use more CPUs, and as much more"
+            " memory.",
+        ),
+    ] = 1
+    tls_cert: Annotated[
+        str,
+        Meta(
+            description="Certificate chain (PEM file) to serve HTTPS with, read again when it changes; empty: plain"
+            " HTTP."
+        ),
+    ] = ""
+    tls_key: Annotated[str, Meta(description="Private key (PEM file) of that certificate, not encrypted.")] = ""
+    metrics_host: Annotated[str, Meta(description="Address of metrics_port.")] = "127.0.0.1"
+    metrics_port: Annotated[
+        int | None,
+        Meta(
+            description="Port of /metrics, /live and /ready of one process alone, in plain: worker i has this port + i;"
+            " 0 takes a free one. Absent: they are at the OpenAI endpoint only, which several workers share.",
+        ),
+    ] = None
+    request_log: Annotated[
+        str,
+        Meta(
+            description="File to add a line of JSON to for each request that has ended, without prompt or answer;"
+            " `prfaas sim run --trace` replays it. It may be moved away at any time. Empty: none."
+        ),
+    ] = ""
     admin_key: Annotated[str, Meta(description="Key of the admin API; empty: there is none.")] = ""
     admin_host: Annotated[str, Meta(description="Address of the admin API.")] = "127.0.0.1"
-    admin_port: Annotated[int, Meta(ge=0, le=65535, description="Port of the admin API; 0 takes a free one.")] = 0
+    admin_port: Annotated[
+        int,
+        Meta(ge=0, le=65535, description="Port of the admin API; worker i has this port + i. 0 takes a free one."),
+    ] = 0
+
+
+class HttpConfig(_Section, frozen=True):
+    """What clients may take of one router process by HTTP, in bytes and in time. Each limit is one connection's, but
+    for `max_connections` and `max_bodies_bytes`."""
+
+    max_head_bytes: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            description="Request line and headers, and likewise chunk extensions and trailers. More gets 431, and"
+            " allows longer cookies and tokens.",
+        ),
+    ] = 64 << 10
+    max_headers: Annotated[int, Meta(ge=8, description="Header lines of a request; more get 431.")] = 128
+    max_body_bytes: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            description="Longest request body, which is held in memory whole; a longer one gets 413. 16 MiB is a prompt"
+            " of about four million tokens.",
+        ),
+    ] = 16 << 20
+    max_bodies_bytes: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            description="Bodies held at once, of all connections together, until their answer begins; what has no room"
+            " gets 503.",
+        ),
+    ] = 1 << 30
+    max_pipelined: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Requests sent ahead of their turn on one connection; more get 503. Their bodies together"
+            " take at most max_body_bytes.",
+        ),
+    ] = 32
+    max_connections: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Connections at once; more get 503. An idle one costs about 6 KiB, with TLS about 30. Fewer"
+            " where the system's limit of open files leaves no room for them.",
+        ),
+    ] = 10_000
+    idle_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="How long a connection may stay without a request. Should exceed that of clients and balancers"
+            " before it, which else send into a connection that is being closed.",
+        ),
+    ] = 75.0
+    head_timeout_s: Annotated[
+        float,
+        Meta(gt=0, description="From the first byte of a request to the end of its headers, and for a TLS handshake."),
+    ] = 10.0
+    body_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="From there to the end of its body. Must allow max_body_bytes over the slowest line served.",
+        ),
+    ] = 60.0
+    write_timeout_s: Annotated[
+        float, Meta(gt=0, description="How long a client may read nothing while there is something to send.")
+    ] = 60.0
+    linger_s: Annotated[
+        float,
+        Meta(gt=0, description="How long a connection that is being closed may take to read its last response."),
+    ] = 2.0
+
+
+class AdmissionConfig(_Section, frozen=True):
+    """Who may use a router, and what it does with more than router.max_in_flight requests."""
+
+    keys_file: Annotated[
+        str,
+        Meta(
+            description="File of API keys and tenants' limits, made by `prfaas keys`; read again when it changes."
+            " Empty: the endpoint is open to everybody who reaches it."
+        ),
+    ] = ""
+    max_in_flight_tokens: Annotated[
+        int | None,
+        Meta(description="Tokens, of prompts and to be generated, being served at once. Absent: no limit."),
+    ] = None
+    max_queued_requests: Annotated[
+        int, Meta(ge=0, description="Requests that wait for others to end; more get 503. Each holds its prompt.")
+    ] = 256
+    max_queued_tokens: Annotated[
+        int, Meta(ge=1, description="The same in tokens, of prompts and to be generated. One request is always let in.")
+    ] = 4 << 20
+    max_wait_s: Annotated[
+        float, Meta(gt=0, description="Longest wait there; what would wait longer gets 503 at once.")
+    ] = 30.0
+    ageing_s: Annotated[
+        float, Meta(gt=0, description="A request that has waited so long counts as of the next better priority.")
+    ] = 5.0
 
 
 class WorkerConfig(_Section, frozen=True):
@@ -171,6 +310,16 @@ class WorkerConfig(_Section, frozen=True):
     rpc_host: Annotated[str, Meta(description="Address the gRPC server binds.")] = "127.0.0.1"
     rpc_port: Annotated[int, Meta(ge=0, le=65535, description="gRPC port; 0 takes a free one.")] = 0
     rpc_advertise: Annotated[str, Meta(description="host:port at which routers reach it; empty: as bound.")] = ""
+    link_port: Annotated[
+        int, Meta(ge=0, le=65535, description="Port of the token link on rpc_host; 0 takes a free one.")
+    ] = 0
+    link_advertise: Annotated[
+        str,
+        Meta(
+            description="host:port at which routers reach it. Empty: as bound; or, with rpc_advertise, nowhere, and"
+            " routers take gRPC."
+        ),
+    ] = ""
     metrics_host: Annotated[str, Meta(description="Address of /metrics, /live and /ready.")] = "127.0.0.1"
     metrics_port: Annotated[int, Meta(ge=0, le=65535, description="Port of /metrics; 0 takes a free one.")] = 0
     max_sequences: Annotated[
@@ -373,6 +522,8 @@ class Config(_Section, frozen=True):
     store: StoreConfig = StoreConfig()
     routing: RoutingConfig = RoutingConfig()
     router: RouterConfig = RouterConfig()
+    http: HttpConfig = HttpConfig()
+    admission: AdmissionConfig = AdmissionConfig()
     worker: WorkerConfig = WorkerConfig()
     kv: KvConfig = KvConfig()
     cache: CacheConfig = CacheConfig()
@@ -427,15 +578,38 @@ def _check_values(config: Config) -> None:
         ("kv.advertise", config.kv.advertise.values()),
         ("pool.kv_advertise", config.pool.kv_advertise.values()),
         ("worker.rpc_advertise", filter(None, [config.worker.rpc_advertise])),
+        ("worker.link_advertise", filter(None, [config.worker.link_advertise])),
         ("pool.rpc_advertise", filter(None, [config.pool.rpc_advertise])),
     ):
         for address in addresses:
             _check_address(setting, address)
+    if config.admission.max_in_flight_tokens is not None and config.admission.max_in_flight_tokens < 1:
+        raise ConfigError("admission.max_in_flight_tokens", "must be at least 1, or absent for no limit")
     if config.cache.checkpoint_tokens % HASH_UNIT_TOKENS:
         raise ConfigError("cache.checkpoint_tokens", f"is no multiple of {HASH_UNIT_TOKENS}")
     if config.pool.store == "disk" and not config.pool.disk_dir:
         raise ConfigError("pool.disk_dir", "is missing, with pool.store = disk")
     _check_tier(config.pool)
+    _check_router(config.router)
+    if config.http.max_bodies_bytes < config.http.max_body_bytes:
+        raise ConfigError("http.max_bodies_bytes", "is less than http.max_body_bytes: one body alone has no room")
+
+
+def _check_router(router: RouterConfig) -> None:
+    for given, missing in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+        if getattr(router, given) and not getattr(router, missing):
+            raise ConfigError(f"router.{missing}", f"is missing, with router.{given}")
+    if router.workers > 1 and router.metrics_port is None:
+        raise ConfigError(
+            "router.metrics_port",
+            f"is missing, with router.workers = {router.workers}: the endpoint's /metrics are those of any one of them",
+        )
+    for name in ("metrics_port", "admin_port"):
+        first = getattr(router, name)
+        if first is not None and not 0 <= first <= 65535:
+            raise ConfigError(f"router.{name}", f"{first} is no port")
+        if first and first + router.workers - 1 > 65535:
+            raise ConfigError(f"router.{name}", f"{first} leaves no port for the last of {router.workers} workers")
 
 
 def _check_tier(pool: PoolConfig) -> None:

@@ -18,20 +18,32 @@ TOKEN_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. `temperature` 0 is greedy; `seed` keys a counter-based generator with the position."""
+    """How tokens are drawn. `temperature` 0 is greedy; `seed` keys a counter-based generator with the position.
+    `constraint` is what the answer has to follow, as JSON in the words of the OpenAI API (`tools`, `tool_choice`,
+    `response_format`); empty for engines that do not declare that they can."""
 
     max_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    constraint: str = ""
+
+
+class Score(NamedTuple):
+    """What the model said of a token that was drawn: its logit, and the logarithm of the sum over the exponentials of
+    all logits. Temperature and top_p play no part."""
+
+    logit: float
+    log_normaliser: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One sequence to be completed. `prompt` holds token ids, packed as little-endian uint32, as they cross the wire.
     `salt` keeps the cached prefixes of the tenant apart from all others': the router makes it, and no client sees
-    it."""
+    it. With `top_logits` each token comes with its score and so many of the highest logits. Tenants share lines that
+    are short by `weight`. `traceparent` is its W3C trace context, empty without one."""
 
     id: RequestId
     model: str
@@ -39,6 +51,9 @@ class Request:
     sampling: Sampling
     tenant: str = ""
     salt: bytes = field(default=b"", repr=False)
+    top_logits: int = 0
+    weight: float = 1.0
+    traceparent: str = ""
 
     @property
     def prompt_tokens(self) -> int:
@@ -224,3 +239,7 @@ class TtftAccount:
     @property
     def unaccounted_s(self) -> float:
         return self.total_s - sum(self.seconds.values())
+
+    def shown(self) -> dict[str, float]:
+        """The terms and what is left: together the whole time."""
+        return {**self.seconds, "unaccounted": self.unaccounted_s}

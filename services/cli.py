@@ -23,6 +23,7 @@ from services.admin_cli import ADMIN_COMMANDS
 from services.cache_pool.__main__ import cache_pool
 from services.certs_cli import certs
 from services.decode_worker.__main__ import decode_worker
+from services.keys_cli import keys
 from services.local_cluster import Plan, Wan, check_settings
 from services.prefill_worker.__main__ import prefill_worker
 from services.router.__main__ import router
@@ -31,7 +32,7 @@ from services.settings import settings
 from services.sim_cli import sim
 from services.up import run as up_until_signal
 
-SECTIONS = ("cluster", "store", "routing", "router", "worker", "kv", "cache", "pool", "security", "log")
+SECTIONS = tuple(dict.fromkeys(section for section, _ in configuration.fields()))
 HOME = Path(".prfaas")
 FAMILY = "kimi_linear"
 
@@ -48,6 +49,7 @@ main.add_command(decode_worker)
 main.add_command(cache_pool)
 main.add_command(sim)
 main.add_command(certs)
+main.add_command(keys)
 for admin_command in ADMIN_COMMANDS:
     main.add_command(admin_command)
 
@@ -90,6 +92,11 @@ def local_cluster_options(command: Any) -> Any:
 @click.option("--slow-period-s", type=Finite(min=0, min_open=True), help="How often to plan. [default: 120]")
 @click.option("--routers", default=1, type=click.IntRange(1), help="Routers; each has a port of its own.")
 @click.option("--admin-key", help="Serve the admin API, with this key. [PRFAAS_ADMIN_KEY]", envvar="PRFAAS_ADMIN_KEY")
+@click.option(
+    "--keys-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Ask for an API key of this file, made by `prfaas keys`. [default: open to everybody on this machine]",
+)
 @click.option("--prefill-workers", default=1, type=click.IntRange(0), help="Prefill workers in region a.")
 @click.option(
     "--pd-roles",

@@ -32,6 +32,7 @@ from prfaas.security import PeerRole, Plane
 from prfaas.stores import open_store
 from services.certificates import pem_files, write_all
 from services.http_client import fetch
+from services.router import api_keys
 from services.running import LAUNCHED
 
 PREFILL_REGION, PD_REGION = "a", "b"
@@ -63,6 +64,8 @@ class Plan:
     slow_period_s: float = 120.0
     routers: int = 1
     admin_key: str = ""
+    #: API keys of the endpoint; None: it is open.
+    keys_file: Path | None = None
     prefill_workers: int = 1
     pd_roles: tuple[str, ...] = ("mixed", "mixed")
     etcd: tuple[str, ...] = ()
@@ -96,6 +99,8 @@ def check_settings(plan: Plan) -> None:
         ("log", "format"): plan.log_format,
     }
     configuration.load(overrides=given, environ={})
+    if plan.keys_file is not None:
+        api_keys.read(plan.keys_file)
 
 
 @dataclass(slots=True)
@@ -219,6 +224,8 @@ class _Starter:
             options += ["--rtts-s", f"{PREFILL_REGION}={plan.wan.rtt_ms / 1e3}"]
         if self._profile is not None:
             options += ["--profiles", f"{HARDWARE}={self._profile}"]
+        if plan.keys_file is not None:
+            options += ["--admission-keys-file", str(plan.keys_file)]
         if plan.admin_key:
             [admin_port] = free_ports(1)
             options += ["--admin-port", str(admin_port)]

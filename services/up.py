@@ -68,5 +68,6 @@ def ready_line(cluster: LocalCluster) -> str:
     shards = plan.pools * len(pool_regions(plan))
     cache = f", {shards} shards of the prefix cache" if shards else ""
     admin = f"; admin API at {cluster.admin['router']}" if cluster.admin else ""
+    keys = f"; asks for an API key of {plan.keys_file}" if plan.keys_file else ""
     workers = f"{plan.prefill_workers} prefill workers in region a, {len(plan.pd_roles)} PD nodes in region b"
-    return f"ready: {cluster.endpoint}/v1 serves {plan.model_dir.name} ({workers}{line}{cache}){admin}"
+    return f"ready: {cluster.endpoint}/v1 serves {plan.model_dir.name} ({workers}{line}{cache}){keys}{admin}"

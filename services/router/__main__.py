@@ -19,12 +19,19 @@ WORKERS_ONLY = (
 
 
 @click.command("router")
-@settings("cluster", "store", "cache", "security", "log", own=("router", "routing"), without=WORKERS_ONLY)
+@settings(
+    "cluster", "store", "cache", "security", "log", "admission", "http", own=("router", "routing"), without=WORKERS_ONLY
+)
 def router(config: Config) -> None:
     """Serve the OpenAI API and send each request where it is best prefilled and decoded."""
-    from services.router.app import run
+    if config.router.workers > 1:
+        from services.router.supervisor import supervise
 
-    run_service(run(config), config.log)
+        run_service(supervise(config), config.log)
+    else:
+        from services.router.app import run
+
+        run_service(run(config), config.log)
 
 
 if __name__ == "__main__":
