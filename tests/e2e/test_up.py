@@ -48,7 +48,9 @@ def started(process: subprocess.Popen[str]) -> dict[str, Any]:
     return json.loads(process.stdout.readline())
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "signum", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, signal.SIGKILL]
+)
 def test_up_stops_all_that_it_started(model_dir: ModelDir, signum: signal.Signals):
     """Ctrl-C, SIGTERM, and even kill -9 of the launcher leave no process and no open port."""
     with running("up", "--model", str(model_dir("cost_model")), "--port", "0", "--json") as process:
@@ -85,7 +87,7 @@ def test_up_makes_certificates_for_the_run(model_dir: ModelDir):
         assert not folder.exists()
 
 
-@pytest.mark.parametrize("part", ["node", "engine"])
+@pytest.mark.parametrize("part", [pytest.param("node", marks=pytest.mark.slow), "engine"])
 def test_up_starts_a_lost_worker_again(model_dir: ModelDir, part: str):
     """A worker that is killed, or whose engine is, costs neither the cluster nor its place in it."""
     arguments = ("--model", str(model_dir("cost_model")), "--port", "0", "--threshold-tokens", "100", "--json")

@@ -388,8 +388,15 @@ async def test_a_prefix_that_is_lost_after_it_was_promised_fails_the_decode(quic
             await kept(each_worker)
 
 
-@pytest.mark.parametrize("arrived", ["nothing", "half"])
-@pytest.mark.parametrize("family", ["qwen3", "kimi_linear"])
+@pytest.mark.parametrize(
+    ("family", "arrived"),
+    [
+        ("qwen3", "nothing"),
+        ("kimi_linear", "half"),
+        pytest.param("qwen3", "half", marks=pytest.mark.slow),
+        pytest.param("kimi_linear", "nothing", marks=pytest.mark.slow),
+    ],
+)
 async def test_a_local_prefill_goes_on_from_what_is_held(models: Callable[[str], Path], family: str, arrived: str):
     """When the rest is lost on its way, what the cache had and what had come on top are not computed again. A model
     with states resumes where the cache has one."""

@@ -128,7 +128,11 @@ async def test_a_pool_beyond_the_machines_memory_is_named(model_dir: Path):
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [("prfaas.node.engine_process", "engine of w"), ("prfaas.transfer.pump", "pump of w")]
+    ("module", "name"),
+    [
+        ("prfaas.node.engine_process", "engine of w"),
+        pytest.param("prfaas.transfer.pump", "pump of w", marks=pytest.mark.slow),
+    ],
 )
 async def test_field_C15_a_frozen_child_ends_the_worker(model_dir: Path, module: str, name: str):
     """Its process lives and its socket is open, but it says nothing: a new incarnation has to begin."""
