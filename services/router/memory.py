@@ -7,7 +7,7 @@ from contextlib import suppress
 #: For `mallopt`, as in malloc.h.
 M_MMAP_THRESHOLD = -3
 #: Bodies and prompts of this size and more get pages of their own.
-LARGE_BYTES = 1 << 18
+LARGE_BYTES = 1 << 21
 
 
 def return_large_pieces() -> None:
