@@ -121,7 +121,11 @@ class Reason(Enum):
     MODE_NEVER = "mode_never"
     NO_REMOTE_PREFILL = "no_remote_prefill"
     NO_LOCAL_PREFILL = "no_local_prefill"
+    #: There are nodes for it in the other region, but a breaker is open around each.
+    BREAKER_OPEN = "breaker_open"
     FALLBACK = "fallback"
+    #: Begun beside a prefill in the other region that took too long.
+    HEDGE = "hedge"
 
 
 class Predicted(NamedTuple):

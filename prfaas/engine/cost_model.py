@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from prfaas.cluster import Namespace
+from prfaas.cluster import SEEDED_DRAWS, Namespace
 from prfaas.engine.cost_content import Content, prefix_hashes
 from prfaas.engine.cost_profile import CostConfig
 from prfaas.engine.cost_rows import Rows
@@ -90,6 +90,7 @@ class CostModelEngine:
             max_context_tokens=self._config.max_context_tokens,
             vocab_tokens=self._config.vocab_tokens,
             repeatable=True,
+            capabilities=(SEEDED_DRAWS,),
             tokenizer=tokenizer_digest(model_dir),
         )
 

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from prfaas.cluster import LOGPROBS, Namespace
+from prfaas.cluster import LOGPROBS, SEEDED_DRAWS, Namespace
 from prfaas.engine import sampling
 from prfaas.engine.fingerprint import tokenizer_digest, weights_digest
 from prfaas.engine.gathering import gather
@@ -119,7 +119,7 @@ class HfEngine:
             max_context_tokens=self._config.max_position_embeddings,
             vocab_tokens=self._config.vocab_size,
             eos_token_ids=_ids(self._model.generation_config.eos_token_id),
-            capabilities=(LOGPROBS,),
+            capabilities=(LOGPROBS, SEEDED_DRAWS),
             tokenizer=tokenizer_digest(model_dir),
         )
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from prfaas.cluster import ClusterView, NodeId
-from prfaas.request import NO_PERMIT, AttemptId, FinishReason, Permit, Request, Route, Score
+from prfaas.errors import PrfaasError
+from prfaas.request import NO_PERMIT, AttemptId, FinishReason, Matches, Permit, Request, Route, Score
+from prfaas.scheduling.hedging import Hedging
 from prfaas.scheduling.routing import RoutingParams
 
 T = TypeVar("T")
@@ -89,6 +91,10 @@ class ServePorts(Clock, Protocol):
         """A request has got its first route: what demand is counted by. Retries are not told."""
         ...
 
+    async def matches(self, request: Request) -> Matches:
+        """What is cached of the request's prompt by now."""
+        ...
+
     def new_attempt(self) -> AttemptId: ...
 
     async def reserve(self, attempt: AttemptId, request: Request, route: Route) -> Reservation:
@@ -101,6 +107,22 @@ class ServePorts(Clock, Protocol):
     ) -> PrefillReport:
         """Compute the prompt up to N-1 where the route says; returns when the KV is complete and checked at the
         reservation."""
+        ...
+
+    def prefill_lost(self, attempt: AttemptId, error: PrfaasError) -> None:
+        """Its prefill elsewhere came to nothing: what breakers learn from."""
+        ...
+
+    def due_at(self, attempt: AttemptId) -> float | None:
+        """When its prefill elsewhere will be overdue; None: that is not known."""
+        ...
+
+    def is_hopeless(self, attempt: AttemptId) -> bool:
+        """Its prefill elsewhere is overdue, and nothing speaks for it any more."""
+        ...
+
+    def hedging(self) -> Hedging | None:
+        """None: prefills are not hedged."""
         ...
 
     def decode(self, reservation: Reservation, request: Request) -> AsyncIterator[TokenBatch]:

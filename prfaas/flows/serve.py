@@ -3,20 +3,17 @@
 Whatever happens, both nodes of every attempt are told to let go of it, in a `finally` that waits for nothing: after the
 last token, after a failure, when the client leaves at any await, and when the generator is closed between two batches.
 Until the first token a failed attempt is followed by another, under a new id and with a reservation of its own;
-afterwards a failure is the client's to see. What a cache holds may have been what failed: unless the attempt was merely
-refused, the next ones do without. Only where the decode node prefills at last, because nobody else could, it
-goes on under the attempt that failed: what has arrived of its KV need not be computed again.
+afterwards only by one that can go on with the very same tokens (`prfaas.flows.migration`). What a cache holds may have
+been what failed: unless the attempt was merely refused, the next ones do without. Only where the decode node prefills
+at last, because nobody else could, it goes on under the attempt that failed: what has arrived of its KV need not be
+computed again.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from itertools import pairwise
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, replace
 
-from prfaas.cluster import ClusterView, NodeId
+from prfaas.cluster import ClusterView, Node
 from prfaas.errors import (
-    CACHE_LOST,
-    KV_ROOM,
     DeadlineExceeded,
     EngineFailed,
     InvalidRequest,
@@ -26,30 +23,25 @@ from prfaas.errors import (
     PrfaasError,
     TransferFailed,
 )
+from prfaas.flows.failures import Failures, OnPrefillFailure
+from prfaas.flows.migration import Stream
 from prfaas.flows.ports import PrefillReport, Reservation, ServePorts, TokenBatch
+from prfaas.flows.prefilling import Limits, prefilled, refusal
 from prfaas.flows.story import Attempt, Ending, Story
-from prfaas.request import NO_MATCH, NO_MATCHES, TOKEN_BYTES, Matches, Request, Route
-from prfaas.scheduling.routing import RoutingParams, choose, fallback
-
-#: How a route is decided. Another one than `choose` is for comparison.
-Choose = Callable[[Request, Matches, ClusterView, RoutingParams, frozenset[NodeId]], Route]
+from prfaas.flows.ttft_account import account
+from prfaas.request import NO_MATCH, NO_MATCHES, FinishReason, Matches, Reason, Request, Route
+from prfaas.scheduling.routing import Choose, RoutingParams, choose, fallback
 
 #: What another node may do better. Anything else, InvalidRequest above all, is the client's at once.
 RETRYABLE = (Overloaded, PeerUnavailable, TransferFailed, EngineFailed, DeadlineExceeded, NamespaceMismatch)
 
 
-class OnPrefillFailure(Enum):
-    """RETRY on another prefill node and at last on the decode node itself; LOCAL: there at once; FAIL: not at all."""
-
-    RETRY = "retry"
-    LOCAL = "local"
-    FAIL = "fail"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeParams:
     """Limits of one request. A prefill gets `prefill_timeout_s` and for each token of the prompt
-    `prefill_timeout_s_per_token` more. `max_attempts` counts the first one too."""
+    `prefill_timeout_s_per_token` more. `max_attempts` counts the first one too; it ends with the first token. After
+    that a request may take `max_migrations` more attempts, and each time that its decode node is lost
+    `migration_timeout_s` to get its next token."""
 
     reserve_timeout_s: float
     prefill_timeout_s: float
@@ -57,8 +49,21 @@ class ServeParams:
     first_token_timeout_s: float
     token_gap_timeout_s: float
     max_attempts: int = 3
+    max_migrations: int = 3
+    migration_timeout_s: float = 30.0
     on_prefill_failure: OnPrefillFailure = OnPrefillFailure.RETRY
+    #: A prefill elsewhere is given up where that is the last moment to keep the objective of the time to the first
+    #: token without it.
+    within_objective: bool = False
+    #: How a route is decided, and one whose prefill is where it decodes. Others are for comparison, or know of nodes to
+    #: leave out.
     choose: Choose = choose
+    fallback: Choose = fallback
+
+    @property
+    def keeps_objective(self) -> bool:
+        """Without another prefill to follow, giving up keeps nothing."""
+        return self.within_objective and self.on_prefill_failure is not OnPrefillFailure.FAIL
 
 
 async def serve(
@@ -66,138 +71,242 @@ async def serve(
 ) -> AsyncGenerator[TokenBatch, None]:
     """Yield the request's tokens in batches, the last one with `finish`; write what happens into `story`.
 
-    Raises the first of the failures when the attempts are used up or no node is left.
+    Raises the first of the failures when the attempts are used up or no node is left; after the first token, why its
+    decode node was lost.
     """
-    kept: Reservation | None = None
-    failures, arrived_s = _Failures(), ports.now() if story.arrived_s is None else story.arrived_s
-    while True:
-        laps = [ports.now() if failures.causes else arrived_s]
-        route, kept = _route(request, matches, params, ports, failures, kept)
-        if not failures.causes:
-            ports.routed(request, route)
-            story.match = matches.get(route.prefill) or NO_MATCH
-        laps.append(ports.now())
-        attempt = Attempt(kept.attempt if kept is not None else ports.new_attempt(), route)
-        story.attempts.append(attempt)
-        stage, streaming, reservation, kept = Ending.DECODE_LOST, False, kept, None
-        try:
-            taken: Reservation | None = None
-            if reservation is None:
-                reserving = ports.reserve(attempt.id, request, route)
-                reservation = taken = await ports.within(params.reserve_timeout_s, "reserve", reserving)
-            laps.append(ports.now())
-
-            stage = Ending.PREFILL_LOST
-            prefilling = ports.prefill(route, attempt.id, request, reservation)
-            story.prefill = await ports.within(_prefill_timeout_s(request, params), "prefill", prefilling)
-            laps.append(ports.now())
-
-            stage = Ending.DECODE_LOST
-            stream = ports.decode(reservation, request)
-            batch = await ports.within(params.first_token_timeout_s, "first token", _next(stream, route))
-            laps.append(ports.now())
-
-            _account(story, arrived_s, laps, taken, story.prefill, batch)
-            streaming = True
-            _count(story, attempt, batch)
-            yield batch
-            while batch.finish is None:
-                batch = await ports.within(params.token_gap_timeout_s, "next token", _next(stream, route))
-                _count(story, attempt, batch)
+    serving = _Serving(request, matches, params, ports, story)
+    try:
+        while True:
+            one = await serving.next()
+            try:
+                batch = await serving.begin(one)
                 yield batch
-            return
-        except PrfaasError as error:
-            stage = _stage(error, stage, route)
-            attempt.ending, attempt.detail = _ending(error, stage), str(error)
-            if streaming or not isinstance(error, RETRYABLE):
-                raise
-            failures.add(error, stage, route)
-            if failures.exhaust(params):
-                raise failures.causes[0] from None
-            if stage is Ending.PREFILL_LOST and route.moves_kv and failures.stay(params):
-                kept = reservation
-        finally:
-            if attempt.ending is Ending.RUNNING:
-                attempt.ending = Ending.CANCELLED
-            ports.release(route.prefill, attempt.id)
-            if route.moves_kv and kept is None:
-                ports.release(route.decode, attempt.id)
+                while batch.finish is None:
+                    batch = await serving.go_on(one)
+                    yield batch
+                return
+            except PrfaasError as error:
+                failure = error
+                serving.failed(one, error)
+            finally:
+                serving.let_go(one)
+            if one.streaming:
+                # Only now: until it is released, an attempt may hand out tokens.
+                serving.lose(one, failure)
+                if serving.stream.is_over:
+                    story.finish = FinishReason.LENGTH
+                    yield TokenBatch(tokens=b"", finish=FinishReason.LENGTH)
+                    return
+                await serving.move(failure)
+    finally:
+        story.generated.clear()
+        serving.over()
 
 
 @dataclass(slots=True)
-class _Failures:
-    """What went wrong so far, in order, and whom to avoid for it."""
+class _Try:
+    """An attempt, as far as it has come. Where its hedge is first, that one takes its place. `laps`: when it began, was
+    routed, had its reservation, its prefill and its first token. `taken` is the reservation if it was made by this
+    attempt, and not kept of one that failed. `stage`: whose loss a failure is for now."""
 
-    causes: list[PrfaasError] = field(default_factory=list)
-    avoid: frozenset[NodeId] = frozenset()
-    of_prefill: bool = False
-    #: The decode node has no room for KV on its way; a prefill on the node itself needs none.
-    of_room: bool = False
-    use_cache: bool = True
+    attempt: Attempt
+    node: Node | None
+    laps: list[float]
+    reservation: Reservation | None
+    taken: Reservation | None = None
+    stage: Ending = Ending.DECODE_LOST
+    batches: AsyncIterator[TokenBatch] | None = None
+    streaming: bool = False
 
-    def add(self, error: PrfaasError, stage: Ending, route: Route) -> None:
-        # A pair of nodes whose namespaces differ is found out by the decode node, but it is the prefill node that is
-        # exchanged: others have to fit the decode node as well.
-        prefill = stage is Ending.PREFILL_LOST or isinstance(error, NamespaceMismatch)
-        self.causes.append(error)
-        self.use_cache &= isinstance(error, (Overloaded, NamespaceMismatch))
-        if isinstance(error, Overloaded) and error.resource == KV_ROOM and route.moves_kv:
-            self.of_room = True
+    @property
+    def route(self) -> Route:
+        return self.attempt.route
+
+
+class _Serving:
+    """The parts of `serve`. `asked` is what is still to be had of the request; `kept` the reservation of the attempt
+    that failed last, where the next one goes on with it."""
+
+    def __init__(
+        self, request: Request, matches: Matches, params: ServeParams, ports: ServePorts, story: Story
+    ) -> None:
+        self._params, self._ports, self._story = params, ports, story
+        self._asked, self._matches = request, matches
+        self._kept: Reservation | None = None
+        self._failures = Failures(params.max_attempts)
+        self._arrived_s = ports.now() if story.arrived_s is None else story.arrived_s
+        self.stream = Stream(request, story, ports, params.max_migrations, params.migration_timeout_s)
+
+    async def next(self) -> _Try:
+        """Its route is known. Raises the first of the failures when there is none."""
+        ports, story, stream = self._ports, self._story, self.stream
+        while True:
+            began_s = ports.now() if self._failures.causes else self._arrived_s
+            try:
+                route, kept, node = self._route()
+            except PrfaasError:
+                self._kept = None
+                if not await stream.another_round():
+                    stream.given_up()
+                    raise
+                self._failures = self._failures.another_round(stream.unfit(ports.view()))
+                continue
+            if not self._failures.causes:
+                ports.routed(self._asked, route)
+                story.match = self._matches.get(route.prefill) or NO_MATCH
+            routed_s = ports.now()
+            attempt = Attempt(kept.attempt if kept is not None else ports.new_attempt(), route)
+            attempt.replayed_tokens = story.output_tokens
+            story.attempts.append(attempt)
+            self._kept = None
+            return _Try(attempt, node, [began_s, routed_s], kept)
+
+    async def begin(self, one: _Try) -> TokenBatch:
+        """Its first tokens."""
+        params, ports, stream = self._params, self._ports, self.stream
+        reservation = await self._reserved(one)
+        one.laps.append(ports.now())
+        one.stage = Ending.PREFILL_LOST
+        report, reservation = await self._prefilled(one, reservation)
+        one.laps.append(ports.now())
+        one.stage = Ending.DECODE_LOST
+        one.batches = ports.decode(reservation, self._asked)
+        limit_s = stream.within_s(params.first_token_timeout_s)
+        batch = await ports.within(limit_s, "first token", _next(one.batches, one.route))
+        one.laps.append(ports.now())
+        if self._story.opening is None:
+            account(self._story, self._arrived_s, one.laps, one.taken, report, batch)
+            self._story.opening = one.attempt
+        else:
+            stream.moved(one.route, report)
+        stream.node = stream.node or one.node
+        one.streaming = True
+        _count(self._story, one.attempt, batch)
+        return batch
+
+    async def go_on(self, one: _Try) -> TokenBatch:
+        assert one.batches is not None
+        following = _next(one.batches, one.route)
+        batch = await self._ports.within(self._params.token_gap_timeout_s, "next token", following)
+        _count(self._story, one.attempt, batch)
+        return batch
+
+    def failed(self, one: _Try, error: PrfaasError) -> None:
+        """Raises what ends the request, if this does."""
+        params, stream, failures = self._params, self.stream, self._failures
+        one.stage = _stage(error, one.stage, one.route)
+        one.attempt.ending, one.attempt.detail = _ending(error, one.stage), str(error)
+        if isinstance(error, NamespaceMismatch):
+            self._ports.prefill_lost(one.attempt.id, error)
+        if not isinstance(error, RETRYABLE):
+            stream.given_up()
+            raise error
+        if one.streaming:
             return
-        if isinstance(error, TransferFailed) and error.cause == CACHE_LOST:
-            return  # neither node's fault: the same two can serve it without the cache
-        self.avoid |= {route.prefill if prefill else route.decode}
-        self.of_prefill |= prefill
+        failures.add(error, one.stage, one.route, one.reservation is not None)
+        if failures.exhaust(params.on_prefill_failure) or stream.late:
+            stream.given_up()
+            raise refusal(failures.causes[0], one.route, self._ports) from None
+        if one.stage is Ending.PREFILL_LOST and one.route.moves_kv and failures.stay(params.on_prefill_failure):
+            self._kept = one.reservation
 
-    def exhaust(self, params: ServeParams) -> bool:
-        unwanted = self.of_prefill and params.on_prefill_failure is OnPrefillFailure.FAIL
-        return unwanted or len(self.causes) >= params.max_attempts
+    def let_go(self, one: _Try) -> None:
+        """Both nodes, but for what is kept."""
+        attempt, route = one.attempt, one.route
+        if attempt.ending is Ending.RUNNING:
+            attempt.ending = Ending.CANCELLED
+        self._ports.release(route.prefill, attempt.id)
+        if route.moves_kv and self._kept is None:
+            self._ports.release(route.decode, attempt.id)
 
-    def stay(self, params: ServeParams) -> bool:
-        """Once a prefill has failed, the last attempt depends on nothing but the decode node."""
-        last = len(self.causes) + 1 == params.max_attempts
-        return self.of_room or (self.of_prefill and (last or params.on_prefill_failure is OnPrefillFailure.LOCAL))
+    def lose(self, one: _Try, failure: PrfaasError) -> None:
+        """The node that decoded. Raises the failure where nobody could go on."""
+        assert one.reservation is not None
+        spent = self._failures.counted + 1 if self._failures.moving else 0
+        self.stream.lose(failure, one.reservation, spent)
+
+    async def move(self, failure: PrfaasError) -> None:
+        """What follows is asked of another node."""
+        stream = self.stream
+        self._asked = stream.rest()
+        self._matches = await _found(self._asked, stream.within_s(self._params.reserve_timeout_s), self._ports)
+        unfit = stream.unfit(self._ports.view())
+        self._failures = Failures(stream.left, [failure], moving=True, unfit=unfit)
+
+    def over(self) -> None:
+        """Errors hold the calls that raised them, which hold this: let go of them, and all goes at once."""
+        self._failures.causes.clear()
+        self.stream.loss = None
+
+    async def _reserved(self, one: _Try) -> Reservation:
+        if one.reservation is None:
+            reserving = self._ports.reserve(one.attempt.id, self._asked, one.route)
+            limit_s = self.stream.within_s(self._params.reserve_timeout_s)
+            one.reservation = one.taken = await self._ports.within(limit_s, "reserve", reserving)
+        return one.reservation
+
+    async def _prefilled(self, one: _Try, reservation: Reservation) -> tuple[PrefillReport, Reservation]:
+        """And the reservation to decode by, which is that of a hedge where that was first."""
+        params, ports, story, stream = self._params, self._ports, self._story, self.stream
+        keeps_objective = story.opening is None and params.keeps_objective
+        limits = Limits(
+            prefill_s=stream.within_s(_prefill_timeout_s(self._asked, params)),
+            reserve_s=stream.within_s(params.reserve_timeout_s),
+            waited_s=one.laps[-1] - self._arrived_s if keeps_objective else None,
+            avoid=self._failures.shunned,
+            fallback=params.fallback,
+        )
+        done = await prefilled(self._asked, self._matches, one.attempt, reservation, limits, ports, story)
+        if (instead := done.instead) is not None:
+            one.attempt, one.laps = instead.attempt, [*instead.laps]
+            one.reservation = one.taken = reservation = instead.reservation
+            one.node = ports.view().nodes.get(reservation.decode)
+        if story.opening is None:
+            story.prefill = done.report
+        return done.report, reservation
+
+    def _route(self) -> tuple[Route, Reservation | None, Node | None]:
+        """The next route, and the reservation to go on with if it was kept and its node can be had; else it is
+        released. Then the node that decodes."""
+        params, ports, failures, kept = self._params, self._ports, self._failures, self._kept
+        matches = self._matches if failures.use_cache else NO_MATCHES
+        stay = failures.stay(params.on_prefill_failure)
+        view, rule = ports.view(), ports.routing()
+        try:
+            if kept is not None:
+                if (route := self._in_place(matches, view, rule, kept)) is not None:
+                    return self._marked(route), kept, view.nodes.get(route.decode)
+                ports.release(kept.decode, kept.attempt)
+            if len(failures.full) >= params.max_attempts:
+                raise failures.causes[0]
+            decide = params.fallback if stay else params.choose
+            route = self._marked(decide(self._asked, matches, view, rule, failures.shunned))
+            return route, None, view.nodes.get(route.decode)
+        except (InvalidRequest, PeerUnavailable):
+            if failures.causes:
+                raise failures.causes[0] from None
+            raise
+
+    def _marked(self, route: Route) -> Route:
+        """After failures it says so, and does without the cache where that may have been what failed."""
+        if self._failures.causes and route.reason is Reason.NO_REMOTE_PREFILL:
+            route = replace(route, reason=Reason.FALLBACK)
+        return route if self._failures.use_cache else replace(route, use_cache=False)
+
+    def _in_place(self, matches: Matches, view: ClusterView, rule: RoutingParams, kept: Reservation) -> Route | None:
+        """On the node that has what has arrived; None when that has left or takes nothing new."""
+        others = frozenset(view.decode) - {kept.decode}
+        try:
+            return self._params.fallback(self._asked, matches, view, rule, self._failures.shunned | others)
+        except (InvalidRequest, PeerUnavailable):
+            return None
 
 
-def _route(
-    request: Request,
-    matches: Matches,
-    params: ServeParams,
-    ports: ServePorts,
-    failures: _Failures,
-    kept: Reservation | None,
-) -> tuple[Route, Reservation | None]:
-    """The next route, and the reservation to go on with if it was kept and its node can be had; else it is released."""
-    view, rule = ports.view(), ports.routing()
-    if not failures.use_cache:
-        matches = NO_MATCHES
+async def _found(asked: Request, limit_s: float, ports: ServePorts) -> Matches:
     try:
-        if kept is not None and (route := _in_place(request, matches, view, rule, failures, kept)) is not None:
-            return (route if failures.use_cache else replace(route, use_cache=False)), kept
-        if kept is not None:
-            ports.release(kept.decode, kept.attempt)
-        decide = fallback if failures.stay(params) else params.choose
-        route = decide(request, matches, view, rule, failures.avoid)
-        return (route if failures.use_cache else replace(route, use_cache=False)), None
-    except (InvalidRequest, PeerUnavailable):
-        if failures.causes:
-            raise failures.causes[0] from None
-        raise
-
-
-def _in_place(
-    request: Request,
-    matches: Matches,
-    view: ClusterView,
-    rule: RoutingParams,
-    failures: _Failures,
-    kept: Reservation,
-) -> Route | None:
-    """On the node that has what has arrived; None when that has left or takes nothing new."""
-    try:
-        return fallback(request, matches, view, rule, failures.avoid | (frozenset(view.decode) - {kept.decode}))
-    except (InvalidRequest, PeerUnavailable):
-        return None
+        return await ports.within(limit_s, "matches", ports.matches(asked))
+    except DeadlineExceeded:
+        return NO_MATCHES
 
 
 def _prefill_timeout_s(request: Request, params: ServeParams) -> float:
@@ -222,40 +331,7 @@ def _ending(error: PrfaasError, stage: Ending) -> Ending:
 
 def _count(story: Story, attempt: Attempt, batch: TokenBatch) -> None:
     """Before the batch is handed over: a client may leave with the last token and never come back for the end."""
-    story.output_tokens += len(batch.tokens) // TOKEN_BYTES
+    story.handed_out(batch.tokens)
     if batch.finish is not None:
         story.finish, story.recomputed_tokens = batch.finish, batch.recomputed_tokens
         attempt.ending = Ending.DONE
-
-
-def _account(
-    story: Story,
-    arrived_s: float,
-    laps: list[float],
-    taken: Reservation | None,
-    report: PrefillReport,
-    batch: TokenBatch,
-) -> None:
-    """The terms of the TTFT account that end with the first token, of the attempt that began with the first lap.
-    `taken` is the reservation if it was made by this attempt.
-
-    `network` is what the calls took beyond the time that the workers had them, by the workers' own clocks. Failed
-    attempts were a wait for this one to begin, so their time is added to `queue`, to which the caller may have added.
-    """
-    route_s, reserve_s, prefill_s, first_s = (end - start for start, end in pairwise(laps))
-    waited_s, step_s = batch.first_queue_s or 0.0, batch.first_step_s or 0.0
-    reserved_s = (taken.took_s or 0.0) if taken is not None else 0.0
-    # Workers of an older version do not say how long they had a command.
-    prefilled_s = report.queue_s + report.compute_s + report.exposed_s if report.took_s is None else report.took_s
-    decoded_s = waited_s + step_s if batch.first_took_s is None else batch.first_took_s
-    story.terms |= {
-        "queue": story.terms.get("queue", 0.0) + laps[0] - arrived_s,
-        "route": route_s,
-        "network": max(0.0, reserve_s - reserved_s) + max(0.0, prefill_s - prefilled_s) + max(0.0, first_s - decoded_s),
-        "prefill_queue": report.queue_s,
-        "prefill": report.compute_s,
-        "transfer_exposed": report.exposed_s,
-        "decode_queue": reserved_s + waited_s,
-        "first_decode_step": step_s,
-    }
-    story.first_s = laps[-1]

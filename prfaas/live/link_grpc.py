@@ -37,7 +37,7 @@ class GrpcTokenLink(DialledLink):
         super().__init__(address, node, incarnation, params=params, counters=counters)
         self._channel = channel
 
-    async def _connect(self) -> "GrpcStream":
+    async def connect(self) -> "GrpcStream":
         channel = self._channel(self.address, channel_options(self._params))
         try:
             await _ready(channel)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from prfaas.cluster import Incarnation, NodeId
-from prfaas.errors import PeerUnavailable
+from prfaas.errors import PeerUnavailable, PrfaasError, Stopping
 from prfaas.live.leg import Leg
 from prfaas.request import AttemptId
 from prfaas.rpc.commands import Cancel, Command
@@ -54,7 +54,7 @@ class Switchboard:
         self._legs: dict[bytes, Leg] = {}
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
-        self._broken: str | None = None
+        self._broken: str | Stopping | None = None
 
     @property
     def alive(self) -> bool:
@@ -66,7 +66,7 @@ class Switchboard:
 
     def open(self, attempt: AttemptId, max_events: int) -> Leg:
         if self._broken is not None:
-            raise PeerUnavailable(self._node, self._broken)
+            raise broken_by(self._node, self._broken)
         packed = pack_attempt(attempt)
         assert packed not in self._legs, attempt
         leg = self._legs[packed] = Leg(self, self._node, attempt, max_events)
@@ -77,7 +77,7 @@ class Switchboard:
         if self._broken is not None:
             if is_cancel:
                 return
-            raise PeerUnavailable(self._node, self._broken)
+            raise broken_by(self._node, self._broken)
         encoded = encode_command(attempt, command)
         if not is_cancel and self._waiting_bytes + len(encoded) > MAX_WAITING_BYTES:
             raise PeerUnavailable(self._node, f"{self._waiting_bytes} bytes of commands are waiting to be read")
@@ -117,14 +117,19 @@ class Switchboard:
         self._counters.events += count
         self._counters.late_events += late
 
-    def end(self, reason: str) -> None:
-        """Fails every open leg. Idempotent."""
+    def end(self, reason: str | Stopping) -> None:
+        """Fails every open leg. Idempotent: the first reason is the reason."""
         if self._broken is None:
             self._broken = reason
             self._waiting.clear()
         legs, self._legs = self._legs, {}
         for leg in legs.values():
-            leg.end(PeerUnavailable(self._node, self._broken))
+            leg.end(broken_by(self._node, self._broken))
+
+
+def broken_by(node: NodeId, reason: str | Stopping) -> PrfaasError:
+    """What it means to whoever uses the link: the node is lost, unless it was this side that ended it."""
+    return PeerUnavailable(node, reason) if isinstance(reason, str) else Stopping(reason.what)
 
 
 def another_life(node: NodeId, address: str, found: NodeId, wanted: Incarnation, life: Incarnation) -> None:

@@ -6,19 +6,24 @@ read them off the socket.
 
 import asyncio
 
+import structlog
+
 from prfaas.cluster import Incarnation, NodeId
 from prfaas.errors import PeerUnavailable
 from prfaas.live.link import DialledLink, LinkParams
-from prfaas.live.link_stream import LinkCounters, Switchboard, another_life
+from prfaas.live.link_stream import LinkCounters, LinkStream, Switchboard, another_life
 from prfaas.rpc.identity import Identity
 from prfaas.rpc.link_connection import LinkConnection, connect
 from prfaas.rpc.link_frames import LINK_WIRE, Kind, frame, greeting, repeated, same_wire
 from prfaas.rpc.v1 import worker_pb2 as pb
 from prfaas.security import PeerRole
 
+log = structlog.get_logger()
+
 
 class TcpTokenLink(DialledLink):
-    """With an `identity` both sides show certificates, and the worker's has to be of the role `peer`."""
+    """With an `identity` both sides show certificates, and the worker's has to be of the role `peer`. Where it cannot
+    be had, the one to the same worker is taken that is there `otherwise`; TCP is tried first again when that breaks."""
 
     def __init__(
         self,
@@ -30,9 +35,21 @@ class TcpTokenLink(DialledLink):
         counters: LinkCounters,
         identity: Identity | None = None,
         peer: PeerRole = PeerRole.DECODE_WORKER,
+        otherwise: DialledLink | None = None,
     ) -> None:
         super().__init__(address, node, incarnation, params=params, counters=counters)
-        self._identity, self._peer = identity, peer
+        self._identity, self._peer, self._otherwise = identity, peer, otherwise
+
+    async def connect(self) -> LinkStream:
+        if self._otherwise is None:
+            return await self._connect()
+        try:
+            async with asyncio.timeout(self._params.connect_s / 2):
+                return await self._connect()
+        except (PeerUnavailable, TimeoutError) as error:
+            stream = await self._otherwise.connect()
+            log.warning("no link over TCP to a worker", node=self.node, address=self.address, detail=str(error))
+            return stream
 
     async def _connect(self) -> "TcpStream":
         stream = TcpStream(self.address, self.node, self.incarnation, self._params, self._counters)

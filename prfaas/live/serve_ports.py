@@ -9,18 +9,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from prfaas.cluster import ClusterView, Incarnation, Node, NodeId, RegionId
-from prfaas.errors import EngineFailed, PeerUnavailable
+from prfaas.errors import EngineFailed, PeerUnavailable, PrfaasError
 from prfaas.flows.ports import Clock, PrefillReport, Reservation, TokenBatch
 from prfaas.live.leg import Answer, Leg, Take
 from prfaas.live.link import LinkPool
 from prfaas.live.steering import Steering
-from prfaas.request import AttemptId, Request, Route
+from prfaas.request import NO_MATCHES, AttemptId, Matches, Request, Route
 from prfaas.rpc.commands import Decode, Destination, Done, Prefill, PrefillDone, Reserve, Reserved, Tokens
+from prfaas.scheduling.hedging import Hedging
 from prfaas.scheduling.routing import RoutingParams
 
 T = TypeVar("T")
 E = TypeVar("E", Reserved, PrefillDone)
 
+#: What is cached of a request's prompt.
+Find = Callable[[Request], Awaitable[Matches]]
 #: Events of an attempt that are not tokens: Reserved, PrefillDone, Done.
 OTHER_EVENTS = 3
 
@@ -29,7 +32,8 @@ class LiveServePorts:
     """One for all requests of a router process.
 
     `attempt_deadline_s` is how long a worker keeps what nobody releases: the safety net for a router that is alive and
-    has forgotten, so longer than any request may take. `caches`: whether workers may use their region's cache.
+    has forgotten, so longer than any request may take. `caches`: whether workers may use their region's cache; `find`
+    is how it is known what they hold.
     """
 
     def __init__(
@@ -42,10 +46,11 @@ class LiveServePorts:
         *,
         attempt_deadline_s: float = 3600.0,
         caches: bool = True,
+        find: Find | None = None,
     ) -> None:
         self._clock, self._view, self._links, self._new_id = clock, view, links, new_id
         self._steering = steering
-        self._attempt_deadline_s, self._caches = attempt_deadline_s, caches
+        self._attempt_deadline_s, self._caches, self._find = attempt_deadline_s, caches, find
         self._seen: ClusterView | None = None
         self._legs: dict[tuple[NodeId, AttemptId], Leg] = {}
 
@@ -67,13 +72,17 @@ class LiveServePorts:
         if view is not self._seen:
             self._seen = view
             self._links.retain(view)
+            self._steering.breakers.retain(view, self.now())
         return self._steering.overlay.view(view, self.now())
 
     def routing(self) -> RoutingParams:
-        return self._steering.routing
+        return self._steering.routing.with_shut(self._steering.breakers.shut(self.now()))
 
     def routed(self, request: Request, route: Route) -> None:
         self._steering.routed(request, route, self.now())
+
+    async def matches(self, request: Request) -> Matches:
+        return NO_MATCHES if self._find is None else await self._find(request)
 
     def new_attempt(self) -> AttemptId:
         return self._new_id()
@@ -142,6 +151,18 @@ class LiveServePorts:
         )
         self._steering.prefilled(attempt, request, self._view().nodes.get(route.prefill), report, self.now())
         return report
+
+    def prefill_lost(self, attempt: AttemptId, error: PrfaasError) -> None:
+        self._steering.breakers.failed(attempt, error, self.now())
+
+    def due_at(self, attempt: AttemptId) -> float | None:
+        return self._steering.breakers.due_at(attempt)
+
+    def is_hopeless(self, attempt: AttemptId) -> bool:
+        return self._steering.breakers.is_hopeless(attempt, self.now())
+
+    def hedging(self) -> Hedging | None:
+        return self._steering.hedging
 
     async def decode(self, reservation: Reservation, request: Request) -> AsyncIterator[TokenBatch]:
         leg = self._held(reservation)

@@ -9,12 +9,14 @@ from dataclasses import replace
 from prfaas.cluster import ClusterView, Role
 from prfaas.errors import Overloaded, PrfaasError
 from prfaas.flows.ports import TokenBatch
+from prfaas.flows.progress import attempt_s
 from prfaas.flows.serve import ServeParams, serve
-from prfaas.flows.story import Story
+from prfaas.flows.story import Attempt, Story
 from prfaas.live.leg import Take
 from prfaas.live.serve_ports import LiveServePorts
 from prfaas.live.steering import Steering
-from prfaas.request import NO_MATCHES, TOKEN_BYTES, AttemptId, Matches, Request, RequestId
+from prfaas.live.watchdog import Watchdog
+from prfaas.request import NO_MATCHES, AttemptId, Matches, Request, RequestId
 from services.router.metrics import RouterMetrics
 from services.router.openai.port import ModelCard
 from services.router.same_tokenizer import SameTokenizer
@@ -27,7 +29,7 @@ Find = Callable[[Request], Awaitable[Matches]]
 
 class ClusterBackend:
     """`view` is this router's own copy of the cluster, and `matches` reads one of what is cached: nothing remote is
-    asked on the way of a request. `salt` is a tenant's."""
+    asked on the way of a request. `salt` is a tenant's. `poisoned` says why answers would be wrong, if they would."""
 
     def __init__(
         self,
@@ -39,7 +41,11 @@ class ClusterBackend:
         max_in_flight: int,
         salt: Callable[[str], bytes],
         matches: Find | None = None,
+        *,
+        watchdog: Watchdog,
+        poisoned: Callable[[], str | None] = lambda: None,
     ) -> None:
+        self._watchdog, self._poisoned = watchdog, poisoned
         self._salt, self._matches = salt, matches
         self._view, self._ports, self._params, self._steering = view, ports, params, steering
         self._metrics, self._max_in_flight = metrics, max_in_flight
@@ -49,6 +55,8 @@ class ClusterBackend:
         self._cards: Sequence[ModelCard] = ()
         self._places: int | None = None
         self._in_flight = 0
+        #: Of the attempts whose tokens are diverted.
+        self._takes: dict[AttemptId, Take] = {}
         self._created = int(time.time())
         self.draining = False
 
@@ -84,7 +92,7 @@ class ClusterBackend:
     def obstacle(self) -> str | None:
         view = self._view()
         if view.decode:
-            return "this router is draining" if self.draining else None
+            return "this router is draining" if self.draining else self._poisoned()
         if not view.nodes and self._view.others:
             return f"the tokenizer of {self._view.others[0]} is not this router's"
         draining = any(node.role is not Role.PREFILL and node.load.draining for node in view.nodes.values())
@@ -95,14 +103,23 @@ class ClusterBackend:
             raise Overloaded("requests in flight")
         self._in_flight += 1
         self._steering.decisions.begun(request, story)
+        attempt: Attempt | None = None
         try:
-            request, matches = await self._looked_up(request)
-            async with aclosing(serve(request, matches, self._params, self._ports, story)) as batches:
-                async for batch in batches:
-                    self._came(story, batch.tokens)
-                    yield batch
+            with self._watchdog.watch(request.id, story, attempt_s(request, self._params)) as watch:
+                request, matches = await self._looked_up(request)
+                async with aclosing(serve(request, matches, self._params, self._ports, story)) as batches:
+                    async for batch in batches:
+                        self._came(story, batch.tokens)
+                        watch.handed_over()
+                        yield batch
+                        watch.resumed()
+                        if attempt is not story.attempts[-1]:
+                            self._taken_over(attempt, story.attempts[-1])
+                            attempt = story.attempts[-1]
         finally:
             self._in_flight -= 1
+            if attempt is not None:
+                self._takes.pop(attempt.id, None)
             if story.finish is not None:
                 self._steering.finished(story.output_tokens, self._ports.now())
 
@@ -115,11 +132,20 @@ class ClusterBackend:
             if story.last_s is not None:
                 gap(now_s - story.last_s)
             story.last_s = now_s
-            story.output_tokens += len(tokens) // TOKEN_BYTES
+            story.handed_out(tokens)
             return True
 
-        attempt = story.attempts[-1]
-        self._ports.divert(attempt.route.decode, attempt.id, count_if_taken, self._lively_s)
+        self._divert(story.attempts[-1], count_if_taken)
+
+    def _divert(self, attempt: Attempt, take: Take) -> None:
+        self._takes[attempt.id] = take
+        self._ports.divert(attempt.route.decode, attempt.id, take, self._lively_s)
+
+    def _taken_over(self, before: Attempt | None, attempt: Attempt) -> None:
+        """The stream comes from another attempt now. Its first tokens have gone out the long way, so that no later ones
+        can be diverted past them."""
+        if before is not None and (take := self._takes.pop(before.id, None)) is not None:
+            self._divert(attempt, take)
 
     def _came(self, story: Story, tokens: bytes) -> None:
         now_s = self._ports.now()
@@ -130,12 +156,16 @@ class ClusterBackend:
     async def predicted_ttft_s(self, request: Request) -> float | None:
         """If it went to the workers now; None when that is not known."""
         request = replace(request, salt=self._salt(request.tenant))
-        matches = NO_MATCHES if self._matches is None else await self._matches(request)
         try:
+            finding = self._look_up(request)
+            matches = await self._ports.within(self._params.reserve_timeout_s, "prediction", finding)
             route = self._params.choose(request, matches, self._ports.view(), self._ports.routing(), frozenset())
         except PrfaasError:
             return None
         return route.predicted_ttft_s
+
+    async def _look_up(self, request: Request) -> Matches:
+        return NO_MATCHES if self._matches is None else await self._matches(request)
 
     async def _looked_up(self, request: Request) -> tuple[Request, Matches]:
         """The request with the salt of its tenant, and what is cached of it."""

@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from prfaas.flows.story import Story
+from prfaas.flows.story import Migration, Moved, Story
 from prfaas.observe import names
 from prfaas.observe.metrics import Metrics, Total
 from prfaas.observe.names import Outcome
@@ -40,6 +40,10 @@ class RequestCounts:
         self._cached_tokens = metrics.counter(names.CACHED_TOKENS)
         self._pulled_bytes = metrics.counter(names.PULLED_BYTES)
         self._pulls = [metrics.counter(names.PULLS, outcome=outcome) for outcome in ("not_worth_it", "chosen")]
+        self._migrations = {moved: metrics.counter(names.MIGRATIONS, outcome=moved.value) for moved in Moved}
+        self._migration_gap = metrics.histogram(names.MIGRATION_GAP)
+        self._replay_computed = metrics.counter(names.REPLAYED_TOKENS, kind="computed")
+        self._replay_cached = metrics.counter(names.REPLAYED_TOKENS, kind="cached")
         self._promised_more = metrics.histogram(names.CACHE_ERROR, sign="over")
         self._promised_less = metrics.histogram(names.CACHE_ERROR, sign="under")
 
@@ -88,9 +92,20 @@ class RequestCounts:
         for attempt in story.attempts:
             self._routes(attempt.route.path.value, attempt.route.reason.value).inc()
             self._attempts(attempt.ending.value).inc()
-        if story.prefill is not None:
-            self._paths[story.attempts[-1].route.path.value].kv_bytes.inc(story.prefill.kv_bytes)
+        for move in story.migrations:
+            self._moved(move)
+        if story.prefill is not None and story.route is not None:
+            self._paths[story.route.path.value].kv_bytes.inc(story.prefill.kv_bytes)
         self._cache(story, prompt_tokens)
+
+    def _moved(self, move: Migration) -> None:
+        self._migrations[move.outcome].inc()
+        if move.gap_s is not None:
+            self._migration_gap.observe(move.gap_s)
+        if move.prefill is not None and move.path is not None:
+            self._paths[move.path.value].kv_bytes.inc(move.prefill.kv_bytes)
+            self._replay_computed.inc(move.prefill.prefill_tokens)
+            self._replay_cached.inc(move.prefill.cached_tokens)
 
     def _cache(self, story: Story, prompt_tokens: int) -> None:
         """What the index promised, against what prefill reported. An attempt that did without a cache tells nothing
@@ -103,7 +118,7 @@ class RequestCounts:
             return
         self._cached_tokens.inc(story.prefill.cached_tokens)
         self._pulled_bytes.inc(story.prefill.pulled_bytes)
-        route = story.attempts[-1].route
+        route = story.opening.route if story.opening is not None else story.attempts[-1].route
         promised = prompt_tokens - route.prefill_tokens
         if route.use_cache and (promised or story.prefill.cached_tokens):
             error = promised - story.prefill.cached_tokens

@@ -20,7 +20,7 @@ import structlog
 import uvloop
 
 from prfaas.cluster import ClusterView, Incarnation, Namespace, Node, NodeId, NodeKind, RegionId, Role
-from prfaas.errors import DeadlineExceeded, EngineFailed, Overloaded, PeerUnavailable
+from prfaas.errors import DeadlineExceeded, EngineFailed, Overloaded, PeerUnavailable, Stopping
 from prfaas.flows.ports import PrefillReport, Reservation
 from prfaas.flows.serve import ServeParams, serve
 from prfaas.flows.story import Story
@@ -372,6 +372,27 @@ async def test_a_router_that_closes_its_links_leaves_nothing_behind(via: Adapter
         await asyncio.wait_for(decode.sessions[1].closed.wait(), PATIENCE_S)
         assert not held
         assert decode.sessions[0].held
+
+
+async def test_a_router_that_stops_blames_itself_and_begins_nothing_anew(via: Adapter):
+    """No worker has failed: the request ends with the router's own name, and none of the others gets it."""
+    silent, other = ScriptedRuntime("d0", 1, silent=Decode), ScriptedRuntime("d1", 1)
+    async with serving(via, silent) as d0, serving(via, other) as d1, router(via, node(D0, d0.port)) as process:
+        reservation = await process.reserve(prompt(8))
+        await process.prefill(prompt(8), reservation, D0)
+        tokens = process.ports.decode(reservation, prompt(8))
+        waiting = [
+            asyncio.create_task(process.complete(prompt(8), max_attempts=3)),
+            asyncio.ensure_future(anext(tokens)),
+        ]
+        await silent.heard(Decode, times=2)
+        process.view = view(node(D0, d0.port), node(D1, d1.port))
+        await process.links.close()
+        errors = await failures(waiting)
+        assert [(type(error), str(error)) for error in errors] == [(Stopping, "the router is stopping")] * 2
+        with pytest.raises(Stopping):
+            await process.reserve(prompt(8), D1)
+        assert other.sessions == []
 
 
 async def test_what_the_cache_has_to_do_with_it_reaches_the_workers(via: Adapter):

@@ -11,8 +11,10 @@ import pytest
 from prfaas.cluster import Incarnation, Namespace, NodeId, RegionId, WireRange
 from prfaas.errors import PeerUnavailable
 from prfaas.live.link import LinkParams
+from prfaas.live.link_grpc import GrpcTokenLink
 from prfaas.live.link_stream import LinkCounters
 from prfaas.live.link_tcp import TcpTokenLink
+from prfaas.node.link_server import serve_worker
 from prfaas.node.link_tcp import LinkServer, serve_link
 from prfaas.request import AttemptId, RequestId, Sampling
 from prfaas.rpc.commands import Reserve, Reserved, Tokens
@@ -256,6 +258,35 @@ async def test_a_message_that_cannot_be_read_breaks_the_link_and_its_attempts_fa
         with pytest.raises(PeerUnavailable, match="malformed"):
             await asyncio.wait_for((await broken.open(ATTEMPT, 8)).lost(), LIVENESS_S)
         assert broken.open_legs == 0
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["refused", "nobody says anything"])
+async def test_a_worker_that_cannot_be_reached_over_tcp_is_reached_over_grpc(silent: bool):
+    """A firewall that knows of one port alone must not make a worker unreachable. When neither answers, it is."""
+    runtime = ScriptedRuntime(D0, LIFE)
+    worker = await serve_worker(runtime, "127.0.0.1", 0)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+        if not silent:
+            door.close()
+        params, counters = LinkParams(connect_s=2.0), LinkCounters()
+        grpc = GrpcTokenLink(f"127.0.0.1:{worker.port}", D0, LIFE, params=params, counters=counters)
+        both = TcpTokenLink(f"127.0.0.1:{port}", D0, LIFE, params=params, counters=counters, otherwise=grpc)
+        try:
+            async with asyncio.timeout(LIVENESS_S):
+                leg = await both.open(ATTEMPT, 8)
+                leg.send(reserve())
+                assert isinstance(await leg.next(), Reserved)
+                assert not both.broken and counters.failed_connections == 0
+                await worker.stop(0)
+                with pytest.raises(PeerUnavailable):
+                    await leg.lost()
+                with pytest.raises(PeerUnavailable):
+                    await both.open(AttemptId("cd" * 16), 8)
+                assert both.broken
+        finally:
+            await both.close()
+            await worker.stop(0)
 
 
 # -- readers that do not read ----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from prfaas.errors import (
     NotPermitted,
     Overloaded,
     PeerUnavailable,
+    Stopping,
     TransferFailed,
 )
 from services.router.http.errors import error_object, error_response
@@ -40,7 +41,7 @@ def status_of(error: BaseException) -> int:
             return 403
         case Overloaded(resource=resource):
             return 429 if resource.startswith(TENANT_RESOURCES) else 503
-        case PeerUnavailable() | TransferFailed() | EngineFailed() | NamespaceMismatch():
+        case PeerUnavailable() | TransferFailed() | EngineFailed() | NamespaceMismatch() | Stopping():
             return 503
         case DeadlineExceeded():
             return 504

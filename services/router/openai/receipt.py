@@ -28,6 +28,7 @@ def receipt(request: Request, story: Story, output_tokens: int, ttft: TtftAccoun
         "recomputed_tokens": story.recomputed_tokens,
         "output_tokens": output_tokens,
         "attempts": [described_attempt(attempt) for attempt in story.attempts],
+        "migrations": story.moves,
         "ttft_seconds": ttft.total_s,
         "ttft_account": ttft.shown(),
     }
@@ -116,4 +117,5 @@ def described_attempt(attempt: Attempt) -> dict[str, Any]:
         },
         "ending": attempt.ending.value,
         "detail": attempt.detail,
+        "replayed_tokens": attempt.replayed_tokens,
     }

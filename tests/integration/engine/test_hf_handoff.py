@@ -12,10 +12,12 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
+from prfaas.cluster import SEEDED_DRAWS
 from prfaas.engine.hf import HfEngine
 from prfaas.engine.port import StepInput, StepOutput
 from prfaas.engine.sampling import draw
 from prfaas.kvcache.layout import TensorKind
+from prfaas.request import Sampling
 from tests.integration.engine.engine_scenes import (
     GREEDY,
     decode,
@@ -30,6 +32,7 @@ from tests.integration.engine.engine_scenes import (
 )
 
 STEPS = 24
+SEEDED = Sampling(max_tokens=64, temperature=0.9, top_p=0.95, seed=1 << 63)
 
 
 def handed_off(engine: HfEngine, ids: list[int], steps: int = STEPS) -> list[StepOutput]:
@@ -183,3 +186,17 @@ def test_each_token_is_drawn_for_its_own_position(engine: HfEngine) -> None:
     ranks = [[token for token, _ in output.top_logits].index(output.token_id) for output in outputs]
     eight = np.zeros(8, np.float32)
     assert ranks == [draw(eight, replace(hot, top_p=1.0), position) for position in range(100, 100 + STEPS)]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_a_sequence_can_be_gone_on_with_elsewhere(engine: HfEngine, sampling: Sampling) -> None:
+    """As `SEEDED_DRAWS` promises: with the tokens drawn so far behind the prompt, whoever prefills them draws the rest,
+    wherever they end in a chunk."""
+    assert SEEDED_DRAWS in engine.info.capabilities
+    ids = prompt(500, seed=6)
+    drawn = tokens_of(decode(engine, prefill(engine, ids[:-1]), ids[-1], STEPS, sampling))
+    assert len(set(drawn)) > 3
+    for known in (1, 11, 12, 13, STEPS - 1):
+        replayed = [*ids, *drawn[:known]]
+        rest = decode(engine, prefill(engine, replayed[:-1]), replayed[-1], STEPS - known, sampling)
+        assert tokens_of(rest) == drawn[known:]

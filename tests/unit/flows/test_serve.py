@@ -20,8 +20,9 @@ from prfaas.errors import (
     PrfaasError,
     TransferFailed,
 )
+from prfaas.flows.failures import OnPrefillFailure
 from prfaas.flows.ports import PrefillReport, Reservation, TokenBatch
-from prfaas.flows.serve import OnPrefillFailure, ServeParams, serve
+from prfaas.flows.serve import ServeParams, serve
 from prfaas.flows.story import Ending, Story
 from prfaas.request import (
     NO_MATCHES,
@@ -446,9 +447,10 @@ def test_field_C1_no_call_is_waited_for_without_end(call):
     assert world.kernel.now() < 60
 
 
-def test_a_decode_node_that_dies_in_mid_stream_ends_the_stream_with_an_error():
+def test_a_decode_node_that_dies_in_mid_stream_and_is_not_replaced_ends_the_stream_with_an_error():
     """Tokens already sent are not sent again: the client gets a prefix and the reason."""
-    world = World(far("p0"), node("d0", Role.DECODE), node("d1", Role.DECODE))
+    params = replace(PARAMS, max_migrations=0)
+    world = World(far("p0"), node("d0", Role.DECODE), node("d1", Role.DECODE), params=params)
     request = prompt(500)
 
     def kill_after_two() -> None:
@@ -516,7 +518,8 @@ class CutPorts(SimServePorts):
 @pytest.mark.parametrize("batches", [0, 2])
 def test_a_stream_that_just_ends_is_a_lost_decode_node(batches):
     """An answer without a finish is never passed off as a whole one."""
-    world = World(far("p0"), node("d0", Role.DECODE), node("d1", Role.DECODE))
+    params = replace(PARAMS, max_migrations=0)
+    world = World(far("p0"), node("d0", Role.DECODE), node("d1", Role.DECODE), params=params)
     world.ports = CutPorts(world.cluster, ROUTING)
     world.ports.batches = batches
     world.fail(prompt(500), PeerUnavailable)

@@ -18,9 +18,12 @@ TABLE = [
     (errors.EngineFailed("d0", "oom"), 503, "service_unavailable"),
     (errors.DeadlineExceeded("reserve", 1.0), 504, "timeout_error"),
     (errors.DeadlineOutOfReach("first token", 1.0), 504, "timeout_error"),
+    (errors.NoProgress("decode", 1.0), 504, "timeout_error"),
+    (errors.PrefillOverdue("prefill", 1.0), 504, "timeout_error"),
     (errors.NotAuthenticated("m"), 401, "authentication_error"),
     (errors.NotPermitted("m"), 403, "permission_error"),
     (errors.NamespaceMismatch("a", "b"), 503, "service_unavailable"),
+    (errors.Stopping("the router"), 503, "service_unavailable"),
     (ValueError("secret detail"), 500, "server_error"),
 ]
 

@@ -6,7 +6,7 @@ import pytest
 
 from prfaas.cluster import NodeId
 from prfaas.flows.ports import PrefillReport
-from prfaas.flows.story import Attempt, Ending, Story
+from prfaas.flows.story import Attempt, Ending, Migration, Moved, Story
 from prfaas.request import (
     TTFT_TERMS,
     Alternative,
@@ -124,6 +124,19 @@ def test_the_receipt_tells_the_route_and_every_attempt():
             "predicted": None,
         }
     ]
+
+
+def test_a_stream_that_went_on_elsewhere_has_the_receipt_of_its_first_token():
+    """The route is the one that led to it; the attempts say what came after, and how much each was given."""
+    moved = story()
+    moved.opening = moved.attempts[-1]
+    moved.attempts[-1].ending = Ending.DECODE_LOST
+    moved.attempts.append(Attempt(AttemptId("c"), route(P0, Reason.LONG_PROMPT, 3), Ending.DONE, replayed_tokens=4))
+    moved.migrations.append(Migration(4, 10.0, Moved.MOVED, gap_s=0.5))
+    body = receipt(REQUEST, moved, 5, NOTHING)
+    assert (body["prefill"], body["uncached_tokens"], body["kv_bytes"]) == ("p1", 899, 12345)
+    assert (body["migrations"], [one["replayed_tokens"] for one in body["attempts"]]) == (1, [0, 0, 4])
+    assert receipt(REQUEST, story(), 5, NOTHING)["migrations"] == 0
 
 
 def test_a_route_tells_what_it_was_expected_to_cost():

@@ -3,9 +3,11 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from prfaas.flows.ports import PrefillReport
+from prfaas.flows.story import Migration, Moved
 from prfaas.observe import names
 from prfaas.observe.metrics import Metrics
-from prfaas.request import TTFT_TERMS, TtftAccount
+from prfaas.request import TTFT_TERMS, Path, TtftAccount
 from services.router.openai.record import RequestLog
 from services.router.request_counts import RequestCounts
 from tests.unit.router.test_request_log import record, request
@@ -80,3 +82,31 @@ def test_tenants_without_end_are_others():
         counted.counts.count(RequestLog(route="chat", status=200, tenant=f"t{number}", output_tokens=1))
     assert counted.value("tenant_tokens_total", kind="output") == names.MAX_OPEN_VALUES + 10
     assert counted.value("tenant_tokens_total", tenant="other", kind="output") >= 10
+
+
+REPLAY = PrefillReport(queue_s=0.0, compute_s=0.1, exposed_s=0.0, prefill_tokens=30, kv_bytes=700, cached_tokens=35)
+
+
+def test_streams_that_lost_their_node_are_counted_by_what_became_of_them():
+    """Those that went on have a gap, and what the next node had to compute again; the prompt is counted once."""
+    counted, served = Counted(), record(request([1] * 64))
+    assert counted.value("kv_transfer_bytes_total", path="local") == 0
+    for outcome in Moved:
+        assert counted.value("migrations_total", outcome=outcome.value) == 0
+    story = served.stories[0]
+    story.migrations = [
+        Migration(2, 10.0, Moved.MOVED, gap_s=0.5, path=Path.LOCAL, prefill=REPLAY),
+        Migration(5, 12.0, Moved.EXHAUSTED),
+    ]
+    counted.counts.count(served)
+    assert (
+        counted.value("migrations_total", outcome="moved")
+        == counted.value("migrations_total", outcome="exhausted")
+        == 1
+    )
+    assert counted.value("migrations_total") == 2
+    assert (counted.value("migration_gap_seconds_count"), counted.value("migration_gap_seconds_sum")) == (1, 0.5)
+    assert counted.value("replayed_tokens_total", kind="computed") == 30
+    assert counted.value("replayed_tokens_total", kind="cached") == 35
+    assert counted.value("kv_transfer_bytes_total", path="local") == 700
+    assert counted.value("prompt_tokens_total") == 64

@@ -11,7 +11,7 @@ from prfaas.live.link_grpc import GrpcTokenLink
 from prfaas.live.link_stream import LinkCounters
 from prfaas.live.link_tcp import TcpTokenLink
 from prfaas.node.run import _link_address
-from services.router.app import _connect
+from services.router.serving import connect
 
 
 def node(link_address: str) -> Node:
@@ -40,7 +40,7 @@ def node(link_address: str) -> Node:
 )
 async def test_a_router_takes_tcp_where_both_sides_have_it(setting: str, advertised: str, adapter: type, address: str):
     """Otherwise gRPC, which every worker has."""
-    link = _connect(LinkParams(), LinkCounters(), None, setting, node(advertised))
+    link = connect(LinkParams(), LinkCounters(), None, setting, node(advertised))
     assert isinstance(link, adapter)
     assert link.address == address
     await asyncio.wait_for(link.close(), 5.0)
