@@ -17,8 +17,9 @@ from prfaas.transfer.pump.messages import Egress as Counters
 LEAST_BACKLOG_S = 0.05
 
 #: Under an allowance the line is what holds back only who gets less of it than this while his bytes wait for so long:
-#: lanes that take turns do not use up all of theirs.
-ALLOWANCE_USED = 0.8
+#: lanes that take turns do not use up all of theirs. Who gets as little as the other share, for as long, has no need of
+#: more bytes that wait to be sure.
+ALLOWANCE_USED, ALLOWANCE_MISSED = 0.8, 0.25
 LASTING_S = 0.5
 
 _NOTHING = Counters(region="", queued_bytes=0, sent_bytes=0, backlogged_bytes=0, backlogged_s=0.0)
@@ -122,12 +123,13 @@ def rates(before: Counters, after: Counters, elapsed_s: float, allowed: float = 
     backlogged_s = after.backlogged_s - before.backlogged_s
     backlogged_bytes = after.backlogged_bytes - before.backlogged_bytes
     goodput = backlogged_bytes / backlogged_s if backlogged_s >= LEAST_BACKLOG_S else None
-    by_the_line = after.queue_age_s >= LASTING_S and goodput is not None and goodput < ALLOWANCE_USED * allowed
+    waits = after.queue_age_s >= LASTING_S and goodput is not None and goodput < ALLOWANCE_USED * allowed
+    misses = backlogged_s >= LASTING_S and goodput is not None and goodput < ALLOWANCE_MISSED * allowed
     return Egress(
         region=RegionId(after.region),
         queued_bytes=after.queued_bytes,
         sent_bytes_per_s=(after.sent_bytes - before.sent_bytes) / elapsed_s if elapsed_s > 0 else 0.0,
-        backlogged_bytes_per_s=goodput if free or by_the_line else None,
+        backlogged_bytes_per_s=goodput if free or waits or misses else None,
         rtt_s=after.rtt_s,
         retransmitted_bytes_per_s=(after.retransmitted_bytes - before.retransmitted_bytes) / elapsed_s
         if elapsed_s > 0
@@ -136,4 +138,5 @@ def rates(before: Counters, after: Counters, elapsed_s: float, allowed: float = 
         unsent_bytes=after.unsent_bytes,
         lanes=after.lanes,
         congestion=after.congestion,
+        stalled_s=after.stalled_s,
     )

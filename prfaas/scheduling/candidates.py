@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import islice
 
-from prfaas.cluster import ClusterView, Node, NodeId, NodeKind, Role, Traits
+from prfaas.cluster import ClusterView, Node, NodeId, NodeKind, RegionId, Role, Traits
 from prfaas.errors import ModelNotFound, PeerUnavailable
 from prfaas.remembered import Remembered
 from prfaas.request import Matches, Request
@@ -43,13 +43,16 @@ class Candidates:
             raise self._nothing_decodes()
         return found
 
-    def beside(self, decode: Node) -> list[Node]:
-        """PD nodes that prefill for it, within its region; some may be named twice."""
-        return self._fitting(self._view.local_prefill, _prefills_beside(decode.traits), decode)
+    def beside(self, decode: Node, shut: frozenset[NodeId] = frozenset()) -> list[Node]:
+        """PD nodes that prefill for it, within its region, without the shut ones; some may be named twice."""
+        return self._fitting(self._view.local_prefill, _prefills_beside(decode.traits), decode, shut)
 
-    def remote(self, decode: Node) -> list[Node]:
-        """Prefill workers that push into its region; some may be named twice."""
-        return self._fitting(self._view.remote_prefill, _prefills_afar(decode.traits))
+    def remote(
+        self, decode: Node, shut: frozenset[NodeId] = frozenset(), regions: frozenset[RegionId] = frozenset()
+    ) -> list[Node]:
+        """Prefill workers that push into its region, without the shut ones and those of shut regions; some may be named
+        twice."""
+        return self._fitting(self._view.remote_prefill, _prefills_afar(decode.traits), None, shut, regions)
 
     def one_of(self, nodes: list[Node], tokens: Callable[[Node], tuple[int, int]]) -> Node:
         """The one with the fewest tokens. Of equals another one for another request."""
@@ -65,17 +68,29 @@ class Candidates:
         return min(nodes, key=lambda node: hashlib.sha256((salt + node.id).encode()).digest())
 
     def _fitting(
-        self, by_load: Iterable[NodeId], fits: Remembered[Traits, bool], other_than: Node | None = None
+        self,
+        by_load: Iterable[NodeId],
+        fits: Remembered[Traits, bool],
+        other_than: Node | None = None,
+        shut: frozenset[NodeId] = frozenset(),
+        regions: frozenset[RegionId] = frozenset(),
     ) -> list[Node]:
         nodes, avoid, left, found = self._view.nodes, self._avoid, LEAST_LOADED, list[Node]()
+        if shut:
+            avoid = avoid | shut
         for name in by_load:
             node = nodes[name]
             if fits[node.traits] and node is not other_than and name not in avoid:
+                if regions and node.region in regions:
+                    continue
                 found.append(node)
                 left -= 1
                 if not left:
                     break
-        return found + [node for node in self.holders if fits[node.traits] and node is not other_than]
+        holders = self.holders
+        if shut or regions:
+            holders = [node for node in holders if node.id not in shut and node.region not in regions]
+        return found + [node for node in holders if fits[node.traits] and node is not other_than]
 
     def _nothing_decodes(self) -> ModelNotFound | PeerUnavailable:
         model = self._request.model

@@ -109,7 +109,7 @@ class _Link:
         self._measured_at = -math.inf
         self.goodput: float | None = None
         self.queued_bytes = 0
-        self.queue_age_s = 0.0
+        self.queue_age_s = self._stalled_s = 0.0
         self.rtt_s: float | None = None
         #: Smoothed bytes per second, of the senders that count what they retransmit.
         self._counted = self._retransmitted = 0.0
@@ -126,6 +126,8 @@ class _Link:
         self.goodput = sent if self.goodput is None else self.goodput + weight * (sent - self.goodput)
         self.queued_bytes = sum(each.queued_bytes for each in senders)
         self.queue_age_s = max((each.queue_age_s for each in senders), default=0.0)
+        # Who waits for nothing says nothing, and one who is answered shows that the line carries.
+        self._stalled_s = min((each.stalled_s for each in senders if each.stalled_s is not None), default=0.0)
         self._look_at_lanes(senders, weight)
         measured = _carried_while_backlogged(senders)
         if measured is None:
@@ -149,6 +151,7 @@ class _Link:
             rtt_s=self.rtt_s,
             retransmitted_ratio=self._retransmitted_ratio(),
             queue_age_s=self.queue_age_s,
+            stalled_s=self._stalled_s if now - self._heard_at <= self._params.stale_s else 0.0,
         )
 
     def check(self) -> None:
@@ -244,5 +247,5 @@ def _carried_while_backlogged(senders: Iterable[Egress]) -> float | None:
 
 def _sound(egress: Egress) -> bool:
     measured = (egress.sent_bytes_per_s, egress.queued_bytes, egress.queue_age_s)
-    maybe = (egress.backlogged_bytes_per_s, egress.rtt_s, egress.retransmitted_bytes_per_s)
+    maybe = (egress.backlogged_bytes_per_s, egress.rtt_s, egress.retransmitted_bytes_per_s, egress.stalled_s)
     return all(map(is_known, measured)) and all(value is None or is_known(value) for value in maybe)

@@ -7,13 +7,18 @@ keeps each class of nodes ordered by load, so a decision weighs the least loaded
 never the whole cluster.
 """
 
+from collections.abc import Callable
+
 from prfaas.cluster import ClusterView, NodeId
 from prfaas.request import Alternative, Matches, Mode, Reason, Request, Route
 from prfaas.scheduling.candidates import LEAST_LOADED, PREFIX_HOLDERS
 from prfaas.scheduling.rule import RoutingParams
 from prfaas.scheduling.ways import Ways
 
-__all__ = ["LEAST_LOADED", "OWN_PREFILL_TOKENS", "PREFIX_HOLDERS", "RoutingParams", "choose", "fallback"]
+__all__ = ["LEAST_LOADED", "OWN_PREFILL_TOKENS", "PREFIX_HOLDERS", "Choose", "RoutingParams", "choose", "fallback"]
+
+#: The signature of both rules: the nodes to avoid come last.
+Choose = Callable[[Request, Matches, ClusterView, RoutingParams, frozenset[NodeId]], Route]
 
 #: Where no PD node prefills, a decode node computes up to this much by itself rather than have it sent from afar: about
 #: one chunk, so that the sequences it decodes wait for one step.
@@ -27,7 +32,7 @@ def choose(
     params: RoutingParams,
     avoid: frozenset[NodeId] = frozenset(),
 ) -> Route:
-    """The route of a request. `avoid` names nodes that failed it before: they are not used again, in either class.
+    """The route of a request. `avoid` names nodes that are not used, in either class, as those that failed it before.
 
     `matches` lists the best holders first. Raises ModelNotFound, or PeerUnavailable when no node is left to decode.
     """
@@ -35,7 +40,9 @@ def choose(
     own, beside, remote = ways.own(), ways.beside(), ways.remote()
     local = ways.local(own, beside)
     uncached = ways.compared_tokens(local or own, remote)
-    best, reason = _class(own, local, remote, uncached, params, bool(avoid))
+    best, reason = _class(own, local, remote, uncached, params)
+    if reason is Reason.NO_REMOTE_PREFILL and ways.remote_is_shut():
+        reason = Reason.BREAKER_OPEN
     best, reason = _spilled(best, reason, local, remote, uncached, ways)
     return ways.route(best, reason, uncached, [way for way in (own, beside, remote) if way is not None])
 
@@ -59,7 +66,6 @@ def _class(
     remote: Alternative | None,
     uncached_tokens: int,
     params: RoutingParams,
-    retry: bool,
 ) -> tuple[Alternative, Reason]:
     """In order: the mode, where it leaves no choice. A short prompt stays with a PD node that prefills; where none
     does, the decode node computes a few tokens by itself and more than that comes from the other region. A long prompt
@@ -75,7 +81,7 @@ def _class(
         return own, Reason.SHORT_PROMPT
     if remote is not None:
         return remote, Reason.NO_LOCAL_PREFILL if short else Reason.LONG_PROMPT
-    return local or own, Reason.FALLBACK if retry else Reason.NO_REMOTE_PREFILL
+    return local or own, Reason.NO_REMOTE_PREFILL
 
 
 def _spilled(

@@ -1,5 +1,6 @@
 """What a route is chosen by: the length rule's settings, and what is known of hardware, links and demand."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -7,6 +8,7 @@ from types import MappingProxyType
 from prfaas.cluster import LinkState
 from prfaas.request import Mode
 from prfaas.scheduling.lanes import Lanes, Pair, Profiles
+from prfaas.scheduling.shut import OPEN_TO_ALL, Shut
 
 __all__ = ["Pair", "Profiles", "RoutingParams"]
 
@@ -39,12 +41,22 @@ class RoutingParams:
     output_tokens: float | None = None
     #: A worker can fetch a cached prefix from another region.
     cache_pulls: bool = False
+    #: Ways that have failed too often lately.
+    shut: Shut = OPEN_TO_ALL
     #: What follows from the above for each kind of hardware.
     lanes: Lanes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         lanes = Lanes(self.profiles, self.links, self.rtt_s, self.short_tokens, self.long_tokens)
         object.__setattr__(self, "lanes", lanes)
+
+    def with_shut(self, shut: Shut) -> "RoutingParams":
+        """The same but for that. Nothing that follows from the rest is worked out again."""
+        if shut is self.shut:
+            return self
+        same = copy.copy(self)
+        object.__setattr__(same, "shut", shut)
+        return same
 
     @property
     def bounded_threshold_tokens(self) -> int:

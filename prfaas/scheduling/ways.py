@@ -48,11 +48,16 @@ class Ways:
 
     def beside(self) -> Alternative | None:
         """The best prefilling PD node other than the decode node."""
-        return self._prefill(self._candidates.beside(self._decode))
+        return self._prefill(self._candidates.beside(self._decode, self.params.shut.toward(self._decode.id)))
 
     def remote(self) -> Alternative | None:
         """The best prefill worker of another region."""
-        return self._prefill(self._candidates.remote(self._decode))
+        shut, decode = self.params.shut, self._decode
+        return self._prefill(self._candidates.remote(decode, shut.toward(decode.id), shut.into(decode.region)))
+
+    def remote_is_shut(self) -> bool:
+        """Breakers alone keep it from the other regions."""
+        return bool(self.params.shut) and bool(self._candidates.remote(self._decode))
 
     def local(self, own: Alternative, beside: Alternative | None) -> Alternative | None:
         """The decode node when it prefills and is no more loaded than the one beside it: then no KV moves."""

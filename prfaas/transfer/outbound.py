@@ -7,7 +7,7 @@ has from frames it needs. Costs do not grow with the number of pieces: they are 
 from collections import deque
 from dataclasses import dataclass, field
 
-from prfaas.transfer.attempts import OPEN, Attempt, LaneId
+from prfaas.transfer.attempts import OPEN, Attempt, LaneId, Phase
 from prfaas.transfer.frames import Cause, ProtocolError
 from prfaas.transfer.offer import Offer
 from prfaas.transfer.outgoing import Destination, Urgency
@@ -23,8 +23,9 @@ class Outbound(Attempt):
     taken. `flight`, by first piece: frames that lanes have. `again`, by first piece: frames that lanes lost.
     `counted_bytes`: what the egress meter was told could leave. `lost_bytes`:
     what lanes had of it when they were lost; `resent_bytes`: what was sent again for it. `asks`: the lane that carried
-    its offer or seal, until that is answered. Times: `begun_at`, `ready_at` of the last part,
-    `moved_at` when the receiver last got anything, `served_at` when a lane last took anything, or could have."""
+    its offer or seal, until that is answered. Times: `begun_at`, `ready_at` of the last part, `asked_at` of that offer
+    or seal, `moved_at` when the receiver last got anything, `served_at` when a lane last took anything, or could
+    have."""
 
     to: Destination = NOWHERE
     offer: Offer | None = None
@@ -49,6 +50,7 @@ class Outbound(Attempt):
     resent_bytes: int = 0
     begun_at: float = 0.0
     ready_at: float = 0.0
+    asked_at: float = 0.0
     moved_at: float = 0.0
     served_at: float = 0.0
 
@@ -71,6 +73,11 @@ class Outbound(Attempt):
         if self.again or (self.fresh and (room >= self.pieces.piece_bytes or self._first_bytes() <= room)):
             return room
         return 0
+
+    @property
+    def owed(self) -> bool:
+        """Of what was sent something is to be acknowledged, or sent again."""
+        return bool(self.flight or self.again) or self.phase is Phase.SEALED
 
     @property
     def all_taken(self) -> bool:

@@ -90,6 +90,19 @@ class Sender:
         waiting = (a.served_at for a in self._attempts if a.sendable_bytes and a.to.region == region)
         return max(0.0, now - min(waiting, default=now))
 
+    def stalled_s(self, region: str, now: float) -> float | None:
+        """For how long nothing has been heard from there that is owed: answers to offers and seals, acknowledgements.
+        None when nothing is. A peer that cannot be reached is not the line's doing."""
+        lines = [line for line in self._fleet.lines.values() if line.region == region and line.up]
+        owed = [
+            max(attempt.asked_at, attempt.moved_at)
+            for line in lines
+            for attempt in line.attempts.values()
+            if attempt.awaited and (attempt.owed or attempt.asks is not None)
+        ]
+        heard_at = max((lane.heard_at for line in lines for lane in line.lanes.values()), default=now)
+        return max(0.0, now - max(heard_at, min(owed))) if owed else None
+
     def handle(self, event: Event) -> list[Command]:
         match event:
             case Opened():
@@ -163,7 +176,7 @@ class Sender:
                 return work
             attempt = lane.line.attempts.get(work.attempt)
             if attempt is not None:
-                attempt.offered, attempt.asks = True, lane.id
+                attempt.offered, attempt.asks, attempt.asked_at = True, lane.id, self._books.now
                 lane.asks[attempt.id] = None
                 return work
         return None
@@ -211,8 +224,7 @@ class Sender:
             if last_chance - attempt.begun_at <= self._params.connect_s:
                 return []
             return self._books.fail(attempt, Cause.CONNECT, line.rest.detail or "the offer was not answered")
-        owed = attempt.flight or attempt.again or attempt.phase is Phase.SEALED
-        if not owed and line.up:
+        if not attempt.owed and line.up:
             attempt.moved_at = self._books.now
         if last_chance - attempt.moved_at <= self._params.no_progress_s:
             return []

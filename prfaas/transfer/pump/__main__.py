@@ -26,8 +26,6 @@ from prfaas.transfer.pump.plane import MAX_LANES, Plane
 from prfaas.transfer.pump.sockets import listener
 from prfaas.transfer.tickets import SECRET_BYTES
 
-START_S = 60.0
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="prfaas.transfer.pump", description=__doc__)
@@ -97,7 +95,7 @@ def _plane(start: messages.Start, memory: memoryview) -> Plane:
 
 def _first(node: Channel[messages.Command]) -> messages.Start | None:
     """None when the node left without a word."""
-    commands = node.receive(START_S)
+    commands = node.receive()  # however long its engine takes to load
     if not commands:
         return None
     assert len(commands) == 1, "commands before Listening"

@@ -90,7 +90,7 @@ class Lines:
         for region in self._regions.values():
             region.seen = {lane: seen for lane, seen in region.seen.items() if lane in open_lanes}
         self._settled = {lane: written for lane, written in self._settled.items() if lane in open_lanes}
-        return tuple(self._egress(sent, queue_age_s) for sent, queue_age_s in self._plane.readings(now))
+        return tuple(self._egress(*reading) for reading in self._plane.readings(now))
 
     def _look(self, region: _Region, lane: Lane) -> None:
         info = lane.info()
@@ -104,7 +104,7 @@ class Lines:
         if info.rtt_s is not None:
             region.rtt_s = info.rtt_s if region.rtt_s is None else min(region.rtt_s, info.rtt_s)
 
-    def _egress(self, sent: Sent, queue_age_s: float) -> Egress:
+    def _egress(self, sent: Sent, queue_age_s: float, stalled_s: float | None) -> Egress:
         region = self._region(sent.region)
         return Egress(
             region=sent.region,
@@ -118,6 +118,7 @@ class Lines:
             unsent_bytes=region.unsent_bytes,
             queue_age_s=queue_age_s,
             congestion=region.congestion,
+            stalled_s=stalled_s,
         )
 
     def _pace(self, lanes: list[Lane]) -> None:

@@ -208,7 +208,8 @@ class Egress(msgspec.Struct, frozen=True, kw_only=True):
     """Towards one region: bytes that wait to leave, and since the start the bytes sent, and of those the ones sent
     while more was waiting, in so many seconds. Of the `lanes` that are open: the smallest round trip, the congestion
     control in use, and what the kernel holds and has not sent; `retransmitted_bytes` since the start. `queue_age_s`:
-    how long the oldest piece that is ready has been waiting."""
+    how long the oldest piece that is ready has been waiting; `stalled_s`: for how long nothing has come back of what is
+    owed from there, None when nothing is."""
 
     region: str
     queued_bytes: int
@@ -221,6 +222,7 @@ class Egress(msgspec.Struct, frozen=True, kw_only=True):
     unsent_bytes: int = 0
     queue_age_s: float = 0.0
     congestion: str = ""
+    stalled_s: float | None = None
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -112,10 +112,13 @@ class Plane:
             called = self._file(self.sender.wrote(lane, now))
         self._call(called)
 
-    def readings(self, now: float) -> list[tuple[Sent, float]]:
-        """Of each region that is sent to, and how long its work has waited."""
+    def readings(self, now: float) -> list[tuple[Sent, float, float | None]]:
+        """Of each region that is sent to, how long its work has waited, and for how long nothing has come back."""
         with self._sending:
-            return [(sent, self.sender.queue_age_s(sent.region, now)) for sent in self.sender.egress.readings(now)]
+            return [
+                (sent, self.sender.queue_age_s(sent.region, now), self.sender.stalled_s(sent.region, now))
+                for sent in self.sender.egress.readings(now)
+            ]
 
     # The receiving side. A ProtocolError of the machine has been counted by it.
 

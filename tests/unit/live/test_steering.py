@@ -112,7 +112,7 @@ def test_a_decision_of_the_fast_loop_is_what_is_routed_by():
     decision = ThresholdDecision(
         threshold_tokens=7, mode=Mode.ALWAYS, reason=ThresholdReason.PINNED, plan_threshold_tokens=1000
     )
-    steering.apply(decision, {}, abundant=True)
+    steering.apply(decision, {}, abundant=True, now=1.0)
     routing = steering.routing
     assert (routing.threshold_tokens, routing.mode, routing.abundant) == (7, Mode.ALWAYS, True)
     assert steering.situation.decision is decision

@@ -30,10 +30,11 @@ def test_what_the_lanes_say_is_passed_on():
         congestion="bbr",
         queue_age_s=0.2,
         unsent_bytes=77,
+        stalled_s=0.6,
     )
     found = rates(before, after, elapsed_s=2.0)
     assert (found.rtt_s, found.retransmitted_bytes_per_s, found.queue_age_s) == (0.03, 300.0, 0.2)
-    assert (found.unsent_bytes, found.lanes, found.congestion) == (77, 4, "bbr")
+    assert (found.unsent_bytes, found.lanes, found.congestion, found.stalled_s) == (77, 4, "bbr", 0.6)
 
 
 def test_who_uses_up_its_allowance_learns_nothing_of_the_line():
@@ -45,6 +46,7 @@ def test_who_uses_up_its_allowance_learns_nothing_of_the_line():
     assert rates(before, after, 1.0, allowed=2000.0).backlogged_bytes_per_s == 950.0
     assert rates(before, brief, 1.0, allowed=2000.0).backlogged_bytes_per_s is None
     assert rates(before, brief, 1.0).backlogged_bytes_per_s == 950.0
+    assert rates(before, brief, 1.0, allowed=4000.0).backlogged_bytes_per_s == 950.0, "far below, and all is on its way"
     assert rates(before, after, 1.0, allowed=1000.0).sent_bytes_per_s == 950.0
 
 

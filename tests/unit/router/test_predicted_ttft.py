@@ -11,6 +11,7 @@ from prfaas.live.link import LinkPool
 from prfaas.live.link_stream import LinkCounters
 from prfaas.live.serve_ports import LiveServePorts
 from prfaas.live.steering import Steering
+from prfaas.live.watchdog import Watchdog
 from prfaas.request import NO_MATCHES, Match, Matches, Request, RequestId, Sampling
 from prfaas.scheduling.admission import Admission, AdmissionParams
 from prfaas.scheduling.demand import DemandParams
@@ -49,7 +50,9 @@ async def predicted_s(
     def salt(tenant: str) -> bytes:
         return b"salt of " + tenant.encode()
 
-    backend = ClusterBackend(SameTokenizer(lambda: view, ""), ports, steering, PARAMS, metrics, 1, salt, find)
+    backend = ClusterBackend(
+        SameTokenizer(lambda: view, ""), ports, steering, PARAMS, metrics, 1, salt, find, watchdog=Watchdog(30.0)
+    )
     request = Request(
         id=RequestId("0" * 32),
         model="m",

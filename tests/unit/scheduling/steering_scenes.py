@@ -86,7 +86,11 @@ def link(gbps: float | None, *, queued_bytes: int = 0, age_s: float = 0.0) -> Li
     return LinkState(FAR, NEAR, capacity_bytes_per_s=capacity, queued_bytes=queued_bytes, age_s=age_s)
 
 
-def sending(name: str, *, sent: float, backlogged: float | None = None, queued: int = 0) -> Node:
+def sending(
+    name: str, *, sent: float, backlogged: float | None = None, queued: int = 0, stalled_s: float | None = None
+) -> Node:
     """A remote node and what it sends here, in bytes/s."""
-    egress = Egress(NEAR, queued_bytes=queued, sent_bytes_per_s=sent, backlogged_bytes_per_s=backlogged)
+    egress = Egress(
+        NEAR, queued_bytes=queued, sent_bytes_per_s=sent, backlogged_bytes_per_s=backlogged, stalled_s=stalled_s
+    )
     return node(name, Role.PREFILL, far=True, load=NodeLoad(egress=(egress,)))

@@ -40,6 +40,19 @@ def test_a_cut_is_noticed_within_a_few_reports():
     assert state.capacity_bytes_per_s is not None and state.capacity_bytes_per_s < 20
 
 
+def test_a_link_is_stalled_when_nothing_arrives_of_anybody():
+    """The one report after a cut says so. Who waits for nothing says nothing, one who is answered shows that the line
+    carries, and an old report says nothing any more."""
+    stuck, idle = sending("p0", sent=0.0, stalled_s=0.9), sending("p1", sent=0.0, queued=50)
+    stuck_longer = sending("p2", sent=0.0, stalled_s=3.0)
+    assert after(LinkEstimator(LINE), 1, stuck, idle, stuck_longer).stalled_s == 0.9
+    assert after(LinkEstimator(LINE), 1, stuck, sending("p2", sent=9.0, stalled_s=0.02)).stalled_s == 0.02
+    assert after(LinkEstimator(LINE), 1, idle).stalled_s == 0.0
+    estimator = LinkEstimator(LINE)
+    after(estimator, 1, stuck)
+    assert estimator.links(LINE.stale_s + 1.0)[PAIR].stalled_s == 0.0
+
+
 def test_the_tail_of_a_transfer_says_only_what_the_line_is_at_least():
     """A short queue at 30 does not make a line of 100 narrow, and one at 150 makes it wider."""
     estimator = LinkEstimator(LINE)

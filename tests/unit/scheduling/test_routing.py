@@ -198,12 +198,12 @@ def test_field_G3_nodes_that_cannot_exchange_kv_are_never_paired(other):
 
 
 def test_a_node_that_failed_the_request_is_not_used_again():
-    """A retry goes elsewhere, and says so when it had to stay."""
+    """A retry goes elsewhere, and stays where there is nobody else."""
     view = cluster(far("p0"), far("p1", 100), near("d0", Role.DECODE), near("d1", Role.DECODE, committed=99))
     again = choose(prompt(5000), NO_MATCHES, view, PARAMS, frozenset({NodeId("p0"), NodeId("d0")}))
     assert (again.prefill, again.decode) == ("p1", "d1")
     last = choose(prompt(5000), NO_MATCHES, view, PARAMS, frozenset({NodeId("p0"), NodeId("p1")}))
-    assert (last.prefill, last.decode, last.reason) == ("d0", "d0", Reason.FALLBACK)
+    assert (last.prefill, last.decode, last.reason) == ("d0", "d0", Reason.NO_REMOTE_PREFILL)
 
 
 def test_an_avoided_holder_stays_avoided():

@@ -407,6 +407,27 @@ def test_field_C1_silence_ends_a_transfer_that_is_owed_something():
     assert sender.phase(A) is Phase.DRAINED and sender.failed == 1
 
 
+def test_a_line_shows_for_how_long_nothing_has_come_of_what_is_owed():
+    """An offer, or data; not what prefill has yet to make, and not what a peer owes that is gone. One peer that is
+    heard shows that the line carries."""
+    sender, lane = begun()
+    assert sender.stalled_s("east", 1.7) == pytest.approx(0.7), "the offer was written at 1.0"
+    assert sender.stalled_s("west", 1.7) is None
+    sender.handle(Accepted(lane, A, (), TOTAL, 2.0))
+    assert sender.stalled_s("east", 2.5) is None
+    ready(sender, 0, 1, now=2.5)
+    sender.handle(Tick(2.5))
+    [(first, stop)] = frames(write(sender, lane, now=2.5))
+    write(sender, lane, now=2.6)
+    assert sender.stalled_s("east", 4.0) == pytest.approx(1.5)
+    sender.handle(acked(lane, (first, stop), now=4.0))
+    assert sender.stalled_s("east", 4.5) == pytest.approx(0.5)
+    sender.handle(Heard(lane, 4.6))
+    assert sender.stalled_s("east", 4.7) == pytest.approx(0.1)
+    sender.handle(LaneDown(lane, Cause.PEER_GONE, "closed", 5.0))
+    assert sender.stalled_s("east", 6.0) is None
+
+
 def test_waiting_for_prefill_is_no_failure():
     """Nothing is owed while nothing was sent that is not acknowledged."""
     sender, lane = streaming()
