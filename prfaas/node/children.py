@@ -22,6 +22,8 @@ from prfaas.transfer.pump import messages as pump_messages
 #: How long a child may take to see that its channel is closed. It may be in the middle of an operator, and has nothing
 #: that is worth waiting for.
 STOP_GRACE_S = 2.0
+#: How often a child is looked at for being stopped, and how often in a row it must have been.
+LOOK_S, LOOKS = 1.0, 3
 
 
 class Child:
@@ -51,13 +53,31 @@ class Child:
         return cls(name, process, await AsyncChannel.over(ours, incoming))
 
     async def watch(self) -> None:
-        """Raise PeerUnavailable when the process ends."""
-        code = await self.process.wait()
-        raise PeerUnavailable(self.name, f"its process ended with {code}")
+        """Raise PeerUnavailable when the process ends, or has been stopped by a signal for some looks: of an engine it
+        would take much longer to show by its silence."""
+        stopped = 0
+        while stopped < LOOKS:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    code = await self.process.wait()
+            except TimeoutError:
+                stopped = stopped + 1 if _stopped(self.process.pid) else 0
+            else:
+                raise PeerUnavailable(self.name, f"its process ended with {code}")
+        raise PeerUnavailable(self.name, "its process was stopped")
 
     async def stop(self) -> None:
         self.channel.close()
         await ended(self.process, STOP_GRACE_S)
+
+
+def _stopped(pid: int) -> bool:
+    """By SIGSTOP or the like. One that a debugger holds is not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "T"
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from prfaas.errors import EngineFailed, PeerUnavailable
 from prfaas.ipc import AsyncChannel
 from prfaas.kvcache.layout import Window
 from prfaas.node.answers import Pulse, answered
+from prfaas.node.engine_pulse import Labour
 from prfaas.request import AttemptId, Sampling
 
 _IDLE = messages.Load(
@@ -45,6 +46,8 @@ class EngineClient:
         self.load = _IDLE
         #: The engine speaks about four times a second, but not while it is in one operator.
         self.pulse = Pulse(f"engine of {node}")
+        #: It may go on speaking and still do nothing.
+        self.progress, self._labour = Pulse(f"engine of {node}", "it has work and does none of it"), Labour()
         #: 0 until they were set.
         self.max_batch, self.prefill_share = 0, 0.0
 
@@ -66,6 +69,8 @@ class EngineClient:
                     self._info.set_result(event.info)
                 case messages.Load():
                     self.load = event
+                    if self._labour.beats(event):
+                        self.progress.beat()
                 case messages.Cancelled():
                     _settle(self._cancels.pop(event.attempt, None))
                     _settle(self._exports.pop(event.attempt, None), EngineFailed(self._node, "cancelled"))
