@@ -2,26 +2,36 @@
 
 import asyncio
 import json
+import os
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from prfaas.errors import PeerUnavailable
 from prfaas.process import StopSignals
+from services.drill import cluster_file
+from services.drill.cluster_file import ClusterFile
+from services.drill.processes import identify
 from services.local_cluster import LocalCluster, Plan, local_cluster, pool_regions
+from services.store_switch import store_switch
 
-#: A process that has lived this long when it ends is started again; one that ends sooner would only end again.
-WORTH_A_RESTART_S = 5.0
+#: What has lived for less when it ends, so often in a row, would only end again.
+WORTH_A_RESTART_S, MAX_ENDS_AT_ONCE = 5.0, 3
 
 
 async def run(plan: Plan, as_json: bool) -> None:
     """Start, say where, and keep it running until a signal. Raises PeerUnavailable when it cannot be kept running."""
     stop = StopSignals()
     try:
-        async with local_cluster(plan) as cluster:
+        async with local_cluster(plan) as cluster, drillable(cluster) as write_down:
             stop.ready()
             click.echo(json.dumps(described(cluster)) if as_json else ready_line(cluster))
-            keeping = asyncio.create_task(_keep(cluster), name="keep running")
+            keeping = asyncio.create_task(_keep(cluster, write_down), name="keep running")
             asked = asyncio.create_task(stop.wait(), name="stop signal")
             try:
                 await asyncio.wait({keeping, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -36,17 +46,50 @@ async def run(plan: Plan, as_json: bool) -> None:
             raise
 
 
-async def _keep(cluster: LocalCluster) -> NoReturn:
+@asynccontextmanager
+async def drillable(cluster: LocalCluster) -> AsyncIterator[Callable[[], Path]]:
+    """As long as the cluster runs, a file says so to `prfaas drill`. Yields what writes it again."""
+    token, launcher = secrets.token_hex(16), identify(os.getpid())
+    assert launcher is not None
+    async with AsyncExitStack() as stack:
+        control = await stack.enter_async_context(store_switch(cluster.store, token)) if cluster.store else ""
+
+        def write_down() -> Path:
+            found = {name: identify(process.pid) for name, process in cluster.processes.items()}
+            return cluster_file.write(
+                ClusterFile(
+                    cluster=cluster.plan.cluster,
+                    launcher=launcher,
+                    endpoint=cluster.endpoint,
+                    model=cluster.plan.model_dir.name,
+                    processes={name: process for name, process in found.items() if process is not None},
+                    metrics=cluster.metrics,
+                    control=control,
+                    token=token,
+                    relay=cluster.metrics.get("wan-relay", "").removesuffix("/metrics"),
+                )
+            )
+
+        path = write_down()
+        try:
+            yield write_down
+        finally:
+            path.unlink(missing_ok=True)
+
+
+async def _keep(cluster: LocalCluster, write_down: Callable[[], Path]) -> NoReturn:
     """Start again whatever ends, as a supervisor would in a deployment: the loss of one process is not that of all."""
     now = asyncio.get_running_loop().time
-    started_at = dict.fromkeys(cluster.processes, now())
+    started_at, at_once = dict.fromkeys(cluster.processes, now()), Counter[str]()
     while True:
         name = await cluster.died()
-        if now() - started_at[name] < WORTH_A_RESTART_S:
+        at_once[name] = at_once[name] + 1 if now() - started_at[name] < WORTH_A_RESTART_S else 0
+        if at_once[name] >= MAX_ENDS_AT_ONCE:
             raise PeerUnavailable(name, "its process ends as soon as it is started")
         click.echo(f"{name} ended, starting it again", err=True)
         started_at[name] = now()
         await cluster.start_again(name)
+        write_down()
 
 
 def described(cluster: LocalCluster) -> dict[str, Any]:

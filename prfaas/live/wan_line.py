@@ -32,10 +32,23 @@ class Line:
         self._bytes_per_s = bits_per_s / 8
         self._free_at = 0.0
         self._turn = asyncio.Lock()
+        self._whole = asyncio.Event()
+        self._whole.set()
 
     def set_rate(self, bits_per_s: float) -> None:
         """From now on; what is on its way arrives as it would have."""
         self._bytes_per_s = bits_per_s / 8
+
+    def cut(self) -> None:
+        """Nothing goes in and nothing comes out, and neither end is told."""
+        self._whole.clear()
+
+    def mend(self) -> None:
+        self._whole.set()
+
+    async def passable(self) -> None:
+        """Until it is not cut."""
+        await self._whole.wait()
 
     @property
     def window_bytes(self) -> int:
@@ -51,6 +64,7 @@ class Line:
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
         async with self._turn:
+            await self.passable()
             ahead_s = self._free_at - loop.time()
             if ahead_s > QUEUE_S:
                 await asyncio.sleep(ahead_s - QUEUE_S / 2)
@@ -140,6 +154,7 @@ class Pipe:
             await self._change()
         arrives_at, item = self._under_way.popleft()
         await asyncio.sleep(arrives_at - asyncio.get_running_loop().time())
+        await self._line.passable()
         return item
 
     def _put(self, arrives_at: float, item: bytes | Ending) -> None:

@@ -1,7 +1,8 @@
 """A relay that makes the KV path between two regions as slow and as far as it is told, without touching the kernel.
 
 One relay is one WAN: all its routes and connections share a line per direction (see `prfaas.live.wan_line`), whose rate
-can be changed while it runs.
+can be changed while it runs. It can be cut, too: then everything stays connected and nothing moves, as where a router
+in between drops all packets. A cut heals by itself after the time that was said, whatever becomes of who asked for it.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from prfaas.observe.metrics import CONTENT_TYPE, Metrics
 
 CONNECT_S = 10.0
 MAX_CONNECTIONS = 512
+MAX_CUT_S = 3600.0
 
 log = structlog.get_logger()
 
@@ -45,6 +47,7 @@ class WanRelay:
         self._forward, self._backward = Line(bits_per_s, rtt_s / 2), Line(bits_per_s, rtt_s / 2)
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
+        self._healing: asyncio.TimerHandle | None = None
 
     @classmethod
     async def start(cls, routes: Sequence[RelayRoute], *, bits_per_s: float, rtt_s: float) -> Self:
@@ -89,6 +92,40 @@ class WanRelay:
         self.set_rate(mbit * 1e6)
         log.info("rate of the line", mbit=mbit)
         return 200, TEXT, f"{mbit:g} Mbit/s\n".encode()
+
+    def cut(self, seconds: float) -> None:
+        """Both ways, for all connections, those included that are made meanwhile."""
+        self.mend()
+        for line in (self._forward, self._backward):
+            line.cut()
+        self._healing = asyncio.get_running_loop().call_later(seconds, self.mend)
+
+    def mend(self) -> None:
+        """Idempotent."""
+        if self._healing is not None:
+            self._healing.cancel()
+            self._healing = None
+        for line in (self._forward, self._backward):
+            line.mend()
+
+    def command_cut(self, query: str) -> tuple[int, str, bytes]:
+        """`POST /cut?seconds=10`."""
+        given = parse_qs(query).get("seconds", [""])[-1]
+        try:
+            seconds = float(given)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds <= MAX_CUT_S:
+            return 400, TEXT, f"say ?seconds= above 0, and at most {MAX_CUT_S:g}\n".encode()
+        self.cut(seconds)
+        log.info("line is cut", seconds=seconds)
+        return 200, TEXT, f"cut for {seconds:g} s\n".encode()
+
+    def command_mend(self, _query: str) -> tuple[int, str, bytes]:
+        """`POST /mend`."""
+        self.mend()
+        log.info("line is mended")
+        return 200, TEXT, b"mended\n"
 
     async def _listen(self, route: RelayRoute) -> int:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -155,6 +192,7 @@ async def _run(
             await stopping.wait()
         else:
             pages = {"/metrics": lambda: (200, CONTENT_TYPE, relay.metrics.exposition())}
-            async with await serve_text(*metrics_address, pages, {"/rate": relay.command_rate}) as server:
+            commands = {"/rate": relay.command_rate, "/cut": relay.command_cut, "/mend": relay.command_mend}
+            async with await serve_text(*metrics_address, pages, commands) as server:
                 log.info("metrics listening", port=server.sockets[0].getsockname()[1])
                 await stopping.wait()
