@@ -99,7 +99,7 @@ class LiveControlPorts(AsyncioClock):
             )
         if self._bandwidth != "auto":
             abundant = self._bandwidth == "abundant"
-        self._steering.apply(decision, links, abundant)
+        self._steering.apply(decision, links, abundant, self.now())
 
     def threshold_tokens(self) -> int:
         return self._steering.routing.threshold_tokens

@@ -186,6 +186,7 @@ class EgressRecord(msgspec.Struct, frozen=True, kw_only=True):
     unsent_bytes: int = 0
     lanes: int = 0
     congestion: str = ""
+    stalled_s: float | None = None
 
     @classmethod
     def of(cls, egress: Egress) -> Self:
@@ -200,6 +201,7 @@ class EgressRecord(msgspec.Struct, frozen=True, kw_only=True):
             unsent_bytes=egress.unsent_bytes,
             lanes=egress.lanes,
             congestion=egress.congestion,
+            stalled_s=egress.stalled_s and round(egress.stalled_s, 3),
         )
 
     def to_egress(self) -> Egress:
@@ -214,6 +216,7 @@ class EgressRecord(msgspec.Struct, frozen=True, kw_only=True):
             unsent_bytes=self.unsent_bytes,
             lanes=self.lanes,
             congestion=self.congestion,
+            stalled_s=self.stalled_s,
         )
 
 

@@ -22,10 +22,11 @@ async def answered(child: str, seconds: float, answer: Awaitable[T]) -> T:
 
 
 class Pulse:
-    """Whether a child goes on speaking: one that is frozen keeps its process and its socket, but says nothing."""
+    """Whether a child goes on speaking: one that is frozen keeps its process and its socket, but says nothing. Or
+    whatever else it has to do again and again: `lacking` says what is wrong when it does not."""
 
-    def __init__(self, child: str) -> None:
-        self._child = child
+    def __init__(self, child: str, lacking: str = "not a word") -> None:
+        self._child, self._lacking = child, lacking
         self._begun = asyncio.Event()
         self._heard = False
 
@@ -45,4 +46,4 @@ class Pulse:
             self._heard = False
             await asyncio.sleep(silence_s / LOOKS)
             silent_looks = 0 if self._heard else silent_looks + 1
-        raise PeerUnavailable(self._child, f"not a word for {silence_s:g} s")
+        raise PeerUnavailable(self._child, f"{self._lacking} for {silence_s:g} s")

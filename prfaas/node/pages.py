@@ -66,6 +66,7 @@ class WorkerPages:
         metrics.follow(names.ENGINE_PREFILL_TOKENS, engine.prefill_tokens_total)
         metrics.follow(names.DECODE_FORWARDED_TOKENS, engine.decode_forwarded_tokens_total)
         metrics.set(names.ACTIVE_SEQUENCES, engine.active_sequences)
+        metrics.set(names.COMMITTED_TOKENS, admission.committed_tokens)
         metrics.set(names.QUEUED_PREFILL_TOKENS, admission.prefill_tokens)
         metrics.set(names.KEPT_SEQUENCES, engine.kept_sequences)
         self._read_pump()

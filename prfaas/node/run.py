@@ -81,6 +81,8 @@ async def run_worker(
                     group.create_task(engine_child.watch(), name="engine process"),
                     group.create_task(pump_child.watch(), name="pump process"),
                     group.create_task(engine.pulse.watch(own.engine_silence_s), name="engine pulse"),
+                    # Longer, because silence is no work either, and the first to be named.
+                    group.create_task(engine.progress.watch(2 * own.engine_silence_s), name="engine progress"),
                     group.create_task(pump.pulse.watch(SILENCE_S), name="pump pulse"),
                 ]
                 info = await engine.info()

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+import msgspec
 import structlog
 
 from prfaas.cluster import NodeId, RegionId
-from prfaas.config import Config, RoutingConfig
+from prfaas.config import Config, RouterConfig, RoutingConfig
 from prfaas.flows.control import ControlParams, fast_loop, slow_loop
 from prfaas.flows.pacing import pacing_loop
 from prfaas.live.control_ports import LiveControlPorts
@@ -23,9 +24,11 @@ from prfaas.membership.plans import RouterRecord
 from prfaas.membership.store import Store
 from prfaas.profiles import load_profiles
 from prfaas.scheduling.admission import Admission
+from prfaas.scheduling.breaker import BreakerParams
 from prfaas.scheduling.budget import Budgeter, BudgetParams
 from prfaas.scheduling.congestion import LinkEstimator, LinkParams
 from prfaas.scheduling.demand import DemandParams
+from prfaas.scheduling.hedging import HedgeParams, Hedging
 from prfaas.scheduling.planner import Roles
 from prfaas.scheduling.rebalance import RebalanceParams, Rebalancer
 from prfaas.scheduling.rule import RoutingParams
@@ -52,7 +55,14 @@ class Control:
         self.follower = ClusterFollower(store, self._cluster, self.pd_region, reported=self._reported)
         self.election = Election(store, self._cluster, router, lambda: self.follower.view().highest_epoch)
         demand = DemandParams(lengths_half_life_s=self._routing.demand_half_life_s)
-        self.steering = Steering(self.pd_region, _rule(config, model, self.pd_region), time.monotonic(), demand)
+        self.steering = Steering(
+            self.pd_region,
+            _rule(config, model, self.pd_region),
+            time.monotonic(),
+            demand,
+            breakers=BreakerParams(**msgspec.structs.asdict(config.breakers)),
+            hedging=_hedging(config.router),
+        )
         self.ports = LiveControlPorts(
             store, self._cluster, router, self.follower, self.election, self.steering, self._routing.bandwidth
         )
@@ -115,7 +125,7 @@ class Control:
             "slow loop": lambda: slow_loop(self.ports, links, Rebalancer(_rebalancing(routing)), self._params),
             **({"cache index": caches.run} if caches is not None else {}),
         }
-        return {"cluster view": self.follower.run(), **{name: _kept_up(name, story) for name, story in beside.items()}}
+        return {"cluster view": self.follower.run(), **{name: kept_up(name, story) for name, story in beside.items()}}
 
     def _reported(self, node: NodeId, at: float) -> None:
         self.ports.report(node, at)
@@ -124,7 +134,7 @@ class Control:
         return record_of(self.router, self.steering.demand.snapshot(time.monotonic()), seq, self.admin)
 
 
-async def _kept_up(name: str, story: Story) -> None:
+async def kept_up(name: str, story: Story) -> None:
     """Steering is worth much, but not the requests that are being served: what fails is logged and begun anew, and
     meanwhile everything stays as it was set last."""
     while True:
@@ -142,6 +152,10 @@ def _rebalancing(routing: RoutingConfig) -> RebalanceParams:
         dwell_s=routing.role_dwell_s,
         warm_up_s=routing.role_warm_up_s,
     )
+
+
+def _hedging(router: RouterConfig) -> Hedging | None:
+    return Hedging(HedgeParams(factor=router.hedge_factor, share=router.hedge_share)) if router.hedge else None
 
 
 def _rule(config: Config, model: str, pd_region: RegionId) -> RoutingParams:

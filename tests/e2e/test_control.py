@@ -3,8 +3,6 @@ come and go meanwhile."""
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -91,6 +89,45 @@ async def test_field_L1_t_rises_when_the_link_is_throttled_and_falls_again(
         await eventually(lambda: at_rest(cluster))
 
 
+async def test_a_line_that_is_cut_keeps_traffic_here_until_it_is_mended(
+    start_embedded: StartCluster, model_dir: ModelDir, alone: Reference
+):
+    """Nobody is told of the cut, and nothing comes to its end that could fail: the senders' reports alone open the
+    link's breaker, before what is on the line is overdue. Nobody's request fails, and the line is used again when it
+    carries again."""
+    plan = Plan(model_dir=model_dir("cost_model"), threshold_tokens=500, wan=Wan(mbit=400, rtt_ms=10), rebalance=False)
+    async with start_embedded(plan) as cluster:
+        line = cluster.metrics["wan-relay"].removesuffix("/metrics")
+        async with loaded(cluster, alone("cost_model"), PREFILLS, per_s=6) as load:
+
+            async def remote() -> bool:
+                """the latest request was prefilled far away"""
+                return bool(load.done) and load.done[max(load.done)].receipt["path"] == "remote"
+
+            async def noticed() -> bool:
+                """the reports have opened the breaker of the link"""
+                samples = await metrics(cluster, "router")
+                return total(samples, "prfaas_router_breakers_opened_total", around="link", cause="stalled") > 0
+
+            async def kept_here() -> bool:
+                """what has come since is prefilled here"""
+                since = [one for number, one in load.done.items() if number > sent]
+                return any(one.receipt["reason"] == "breaker_open" for one in since)
+
+            await eventually(remote)
+            assert not await noticed()
+            await asyncio.to_thread(ask, "POST", f"{line}/cut?seconds=60")
+            await eventually(noticed)
+            samples = await metrics(cluster, "router")
+            assert total(samples, "prfaas_router_breakers_opened_total", around="link", cause="slow") == 0
+            sent = max(load.sent)
+            await eventually(kept_here)
+            await asyncio.to_thread(ask, "POST", f"{line}/mend")
+            sent = max(load.sent)
+            await eventually(remote, seconds=60)
+        await eventually(lambda: at_rest(cluster))
+
+
 async def test_a_flip_under_load_loses_and_repeats_nothing(start: StartCluster, model_dir: ModelDir, alone: Reference):
     """A node that decodes finishes its streams, prefills for a while, and decodes again, with requests coming in."""
     plan = Plan(
@@ -158,34 +195,6 @@ async def test_a_shift_of_demand_flips_a_node_under_load(
             await eventually(lambda: served(load, more))
         assert sum([total(await metrics(cluster, node), "prfaas_worker_role_changes_total") for node in PD3]) == 1
         await eventually(lambda: at_rest(cluster))
-
-
-async def test_another_router_leads_when_the_leader_is_killed(start: StartCluster, model_dir: ModelDir):
-    """Of two routers one leads. Killed, it is followed by the other within its lease, and what the new one publishes is
-    obeyed."""
-    plan = Plan(model_dir=model_dir("cost_model"), routers=2, admin_key=KEY, slow_period_s=3600)
-    async with start(plan) as cluster:
-
-        async def leaders() -> list[str]:
-            known = [name for name in ("router", "router-1") if name in cluster.metrics]
-            return [name for name in known if total(await metrics(cluster, name), "prfaas_router_leads")]
-
-        async def one_leads() -> bool:
-            """exactly one router leads"""
-            return len(await leaders()) == 1
-
-        await eventually(one_leads)
-        [leader] = await leaders()
-        await admin(cluster, "POST", "workers/decode-0/flip", {"role": "decode"}, leader)
-        await eventually(lambda: has_role(cluster, "decode-0", "decode"))
-        os.kill(cluster.processes[leader].pid, signal.SIGKILL)
-        cluster.metrics.pop(leader)
-        await eventually(one_leads)
-        [successor] = await leaders()
-        assert successor != leader
-        told = json.loads(await admin(cluster, "POST", "workers/decode-0/flip", {"role": "mixed"}, successor))
-        assert told["epoch"] == 2
-        await eventually(lambda: has_role(cluster, "decode-0", "mixed"))
 
 
 async def test_a_stale_leaders_plan_is_refused(start: StartCluster, model_dir: ModelDir):

@@ -11,7 +11,8 @@ import pytest
 import pytest_asyncio
 
 from prfaas.kvcache.layout import KvLayout, Part, TensorKind
-from services.local_cluster import LocalCluster, Plan, free_ports, local_cluster
+from services.free_ports import free_ports
+from services.local_cluster import LocalCluster, Plan, local_cluster
 from tests.e2e.client import complete
 from tests.e2e.conftest import HYBRIDS
 from tests.e2e.reference import Alone, token_ids
@@ -20,9 +21,10 @@ from tests.e2e.tamper import Tamper, Target
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LENGTH, OUTPUT = 300, 24
+FAMILIES = ("cost_model", HYBRIDS[0], *(pytest.param(family, marks=pytest.mark.slow) for family in HYBRIDS[1:]))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=(*HYBRIDS, "cost_model"))
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=FAMILIES)
 async def tampered(
     request: pytest.FixtureRequest,
     model_dir: Callable[[str], Path],

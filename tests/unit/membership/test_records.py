@@ -32,6 +32,7 @@ SENDS = Egress(
     unsent_bytes=5,
     lanes=4,
     congestion="bbr",
+    stalled_s=0.75,
 )
 NODE = Node(
     id=NodeId("p0"),

@@ -20,7 +20,7 @@ async def test_steering_that_fails_is_begun_anew(monkeypatch: pytest.MonkeyPatch
         third.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(control._kept_up("fast loop", story))
+    task = asyncio.create_task(control.kept_up("fast loop", story))
     async with asyncio.timeout(10):
         await third.wait()
     task.cancel()
