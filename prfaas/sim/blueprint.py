@@ -4,7 +4,7 @@ the rule that routers begin with.
 
 from types import MappingProxyType
 
-from prfaas.cluster import Incarnation, LinkState, Namespace, Node, NodeId, NodeKind, RegionId
+from prfaas.cluster import SEEDED_DRAWS, Incarnation, LinkState, Namespace, Node, NodeId, NodeKind, RegionId
 from prfaas.errors import ConfigError
 from prfaas.flows.convert_role import role_of
 from prfaas.flows.serve import ServeParams
@@ -12,6 +12,7 @@ from prfaas.profile import GBPS
 from prfaas.scheduling.rule import Pair, RoutingParams
 from prfaas.sim.caches import Caches
 from prfaas.sim.cluster import Network, SimCluster
+from prfaas.sim.content import BLANK, Content
 from prfaas.sim.hardware import profiles_of
 from prfaas.sim.instance import Instance
 from prfaas.sim.kernel import Kernel
@@ -24,9 +25,9 @@ NAMESPACE = Namespace("sim")
 class Blueprint:
     """`names` are those of all nodes, fleet by fleet."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, content: Content = BLANK) -> None:
         """Raises ConfigError for hardware that is not known, or does not decode where it has to."""
-        self._scenario = scenario
+        self._scenario, self._content = scenario, content
         self._fleets = {
             NodeId(f"{fleet.name}-{number}"): (fleet, number)
             for fleet in scenario.fleets
@@ -79,6 +80,7 @@ class Blueprint:
             max_context_tokens=self._scenario.max_context_tokens,
             hardware=fleet.hardware,
             prefill_share=share if 0 < share < 1 else None,
+            capabilities=(SEEDED_DRAWS,),
         )
 
     def routing(self) -> RoutingParams:
@@ -107,6 +109,9 @@ class Blueprint:
             first_token_timeout_s=spec.first_token_timeout_s,
             token_gap_timeout_s=spec.token_gap_timeout_s,
             max_attempts=spec.max_attempts,
+            max_migrations=spec.max_migrations,
+            migration_timeout_s=spec.migration_timeout_s,
+            within_objective=spec.within_objective,
             choose=self._scenario.policy.decide(),
         )
 
@@ -125,4 +130,5 @@ class Blueprint:
             token_batch=scenario.token_batch,
             step_limit_s=scenario.step_limit_s,
             sharing=fleet.sharing,
+            content=self._content,
         )

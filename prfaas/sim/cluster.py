@@ -88,11 +88,35 @@ class SimCluster:
         self._left_view: set[NodeId] = set()
         self._cut: frozenset[RegionId] = frozenset()
         self._planned: dict[str, deque[Fault]] = {}
+        self._frozen: dict[SimWorker, list[Callable[[], None]]] = {}
 
     def kill(self, name: NodeId) -> None:
         worker = self.workers[name]
         worker.die()
+        self._frozen.pop(worker, None)
         self.kernel.call_later(self.network.view_lag_s, lambda: self._leave_view(worker))
+
+    def freeze(self, worker: SimWorker) -> None:
+        """As a process that is stopped: what it is told and what it would say waits. What it does meanwhile is seen
+        only afterwards."""
+        if not worker.died.is_set:
+            self._frozen.setdefault(worker, [])
+
+    def thaw(self, worker: SimWorker) -> None:
+        """It goes on where it was, unless it has died."""
+        for call in self._frozen.pop(worker, ()):
+            call()
+
+    def is_frozen(self, worker: SimWorker) -> bool:
+        return worker in self._frozen
+
+    def once_awake(self, worker: SimWorker, call: Callable[[], None]) -> None:
+        """Now, or when it is thawed, in the order of the calls."""
+        waiting = self._frozen.get(worker)
+        if waiting is None:
+            call()
+        else:
+            waiting.append(call)
 
     def restart(self, name: NodeId, as_node: Node | None = None) -> None:
         """A new incarnation at the same address; it knows nothing of what the old one did. It has the role of the old

@@ -1,14 +1,17 @@
 """What simulated KV and tokens are made of.
 
-`DigestContent`: KV is a digest of the prompt it was computed from and tokens are drawn from that digest, so that KV
-which is missing or another request's shows in the output. `BlankContent` is for studies of many long prompts: nothing
-is hashed, and all tokens are 0.
+`DigestContent`: KV is a digest of the tokens it was computed from, and each token is drawn from that of all before it,
+so that KV which is missing or another request's shows in the output, and a sequence can be gone on with anywhere.
+`BlankContent` is for studies of many long prompts: nothing is hashed, and all tokens are 0.
 """
 
 import hashlib
 from typing import Protocol
 
 from prfaas.request import TOKEN_BYTES, Request
+
+#: Of 256 bits.
+_PRIME = (1 << 256) - 189
 
 
 class Content(Protocol):
@@ -23,14 +26,21 @@ class Content(Protocol):
 
 class DigestContent:
     def kv_of(self, request: Request) -> bytes:
-        return hashlib.sha256(request.prompt[: request.handoff_tokens * TOKEN_BYTES]).digest()
+        return _after(bytes([1]), request.prompt[: request.handoff_tokens * TOKEN_BYTES])
 
     def tokens(self, kv: bytes, request: Request, start: int, stop: int) -> bytes:
-        last = request.prompt[request.handoff_tokens * TOKEN_BYTES :]
-        return b"".join(
-            hashlib.sha256(kv + last + position.to_bytes(4, "little")).digest()[:TOKEN_BYTES]
-            for position in range(start, stop)
-        )
+        output, last, sampling = bytearray(), request.prompt[request.handoff_tokens * TOKEN_BYTES :], request.sampling
+        for number in range(stop):
+            kv = _after(kv, last)
+            chance = (sampling.seed, request.prompt_tokens + number) if sampling.temperature else ()
+            last = hashlib.sha256(kv + repr(chance).encode()).digest()[:TOKEN_BYTES]
+            output += last
+        return bytes(output[start * TOKEN_BYTES :])
+
+
+def _after(kv: bytes, tokens: bytes) -> bytes:
+    """The digest after these tokens: that of all of them at once is that of one after the other."""
+    return (int.from_bytes(kv + tokens) % _PRIME).to_bytes(32)
 
 
 class BlankContent:
@@ -39,3 +49,6 @@ class BlankContent:
 
     def tokens(self, kv: bytes, request: Request, start: int, stop: int) -> bytes:
         return bytes(TOKEN_BYTES * (stop - start))
+
+
+BLANK = BlankContent()

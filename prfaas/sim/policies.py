@@ -11,9 +11,8 @@ from msgspec import Meta
 
 from prfaas.cluster import ClusterView, NodeId, NodeKind
 from prfaas.errors import PeerUnavailable
-from prfaas.flows.serve import Choose
 from prfaas.request import Match, Matches, Mode, Path, Reason, Request, Route
-from prfaas.scheduling.routing import choose
+from prfaas.scheduling.routing import Choose, choose
 from prfaas.scheduling.rule import RoutingParams
 from prfaas.sim.structs import Section
 

@@ -94,7 +94,7 @@ class PrefillLeg:
             streamed = profile.kv(tokens) - profile.kv(computed_from)
             per_token = streamed / (tokens - resumed.joint) if tokens > resumed.joint else 0.0
             self._push.open(ready, per_token, profile.kv_bytes(tokens, there))
-        return resumed.joint, profile.prefill_s(tokens, resumed.joint)
+        return resumed.joint, worker.slowness * profile.prefill_s(tokens, resumed.joint)
 
     def _feed(self, tokens_per_s: float) -> None:
         if self._push is not None:

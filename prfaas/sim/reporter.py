@@ -44,7 +44,7 @@ class Reporter:
         if self._worker.died.is_set:
             return
         self._cluster.kernel.call_later(self._period_s, self._report)
-        if self._cluster.cut_off(self._worker):
+        if self._cluster.cut_off(self._worker) or self._cluster.is_frozen(self._worker):
             return
         try:
             self._publish()
@@ -103,12 +103,14 @@ class Meter:
             before = self._sent.get((source, target), (0.0, 0.0, 0.0))
             self._sent[source, target] = now
             sent, backlogged, seconds = (a - b for a, b in zip(now, before, strict=True))
+            queued = line.queued_bytes(node.id)
             told.append(
                 Egress(
                     region=target,
-                    queued_bytes=line.queued_bytes(node.id),
+                    queued_bytes=queued,
                     sent_bytes_per_s=sent / elapsed_s if elapsed_s > 0 else 0.0,
                     backlogged_bytes_per_s=backlogged / seconds if seconds >= LEAST_BACKLOG_S else None,
+                    stalled_s=(0.0 if sent else seconds) if queued else None,
                 )
             )
         return told

@@ -8,12 +8,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from prfaas.cluster import ClusterView, LinkState, Node, NodeId, RegionId
+from prfaas.errors import PrfaasError
 from prfaas.flows.ports import PrefillReport, Reservation
+from prfaas.flows.prefilling import away_s
 from prfaas.membership.records import Kind, key_of
 from prfaas.membership.store import Batch, Put
 from prfaas.membership.view import MembershipView
 from prfaas.request import AttemptId, Match, Request, Route
+from prfaas.scheduling.breakers import Breakers
 from prfaas.scheduling.demand import Demand, DemandParams
+from prfaas.scheduling.hedging import Hedging
 from prfaas.scheduling.overlay import Overlay
 from prfaas.scheduling.rule import Pair, RoutingParams
 from prfaas.scheduling.threshold import ThresholdDecision
@@ -23,11 +27,19 @@ from prfaas.sim.serve_ports import SimServePorts
 
 class SimRouter:
     def __init__(
-        self, name: str, store_name: str, cluster: SimCluster, pd_region: RegionId, routing: RoutingParams
+        self,
+        name: str,
+        store_name: str,
+        cluster: SimCluster,
+        pd_region: RegionId,
+        routing: RoutingParams,
+        breakers: Breakers | None = None,
+        hedging: Hedging | None = None,
     ) -> None:
         self.name, self.cluster = name, cluster
         self.fold = MembershipView(store_name, pd_region)
         self.overlay = Overlay(pd_region)
+        self.breakers, self.hedging = breakers, hedging
         self.routing = routing
         self.decision: ThresholdDecision | None = None
         self.demand = Demand(DemandParams(), cluster.kernel.now())
@@ -47,7 +59,10 @@ class SimRouter:
     def view(self) -> ClusterView:
         """What the reports say, and own work that is in none yet."""
         now = self.cluster.kernel.now()
-        return self.overlay.view(self.fold.view(now), now)
+        view = self.fold.view(now)
+        if self.breakers is not None:
+            self.breakers.retain(view, now)
+        return self.overlay.view(view, now)
 
     def reports(self) -> Iterable[tuple[Node, float]]:
         """Nodes that have reported since this was last asked."""
@@ -57,6 +72,8 @@ class SimRouter:
 
     def apply(self, decision: ThresholdDecision, links: Mapping[Pair, LinkState], abundant: bool) -> None:
         """The control loops' word."""
+        if self.breakers is not None:
+            self.breakers.heard(links, self.cluster.kernel.now())
         self.decision = decision
         self.routing = replace(decision.applied(self.routing), abundant=abundant, links=links)
 
@@ -72,7 +89,21 @@ class RouterPorts(SimServePorts):
         return self._router.view()
 
     def routing(self) -> RoutingParams:
-        return self._router.routing
+        routing, breakers = self._router.routing, self._router.breakers
+        return routing if breakers is None else routing.with_shut(breakers.shut(self.now()))
+
+    def due_at(self, attempt: AttemptId) -> float | None:
+        return None if self._router.breakers is None else self._router.breakers.due_at(attempt)
+
+    def is_hopeless(self, attempt: AttemptId) -> bool:
+        return self._router.breakers is not None and self._router.breakers.is_hopeless(attempt, self.now())
+
+    def hedging(self) -> Hedging | None:
+        return self._router.hedging
+
+    def prefill_lost(self, attempt: AttemptId, error: PrfaasError) -> None:
+        if self._router.breakers is not None:
+            self._router.breakers.failed(attempt, error, self.now())
 
     def routed(self, request: Request, route: Route) -> None:
         super().routed(request, route)
@@ -91,6 +122,10 @@ class RouterPorts(SimServePorts):
             round(profile.kv_bytes(request.handoff_tokens)) if source != decode else 0,
             self.now(),
         )
+        if self._router.breakers is not None and route.moves_kv:
+            regions = [self._cluster.workers[name].node.region for name in (source, decode)]
+            ends = (source, regions[0]), (decode, regions[1])
+            self._router.breakers.begin(attempt, *ends, away_s(route.predicted), self.now())
         return await super().reserve(attempt, request, route)
 
     async def prefill(
@@ -98,8 +133,12 @@ class RouterPorts(SimServePorts):
     ) -> PrefillReport:
         report = await super().prefill(route, attempt, request, reservation)
         self._router.overlay.prefilled(attempt, self.now())
+        if self._router.breakers is not None:
+            self._router.breakers.done(attempt, self.now())
         return report
 
     def release(self, node: NodeId, attempt: AttemptId) -> None:
         self._router.overlay.discharge(attempt, self.now())
+        if self._router.breakers is not None:
+            self._router.breakers.forget(attempt, self.now())
         super().release(node, attempt)

@@ -117,6 +117,13 @@ class ServeSpec(Section, frozen=True):
     first_token_timeout_s: Seconds = 3600.0
     token_gap_timeout_s: Seconds = 600.0
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 3
+    max_migrations: Annotated[int, Meta(ge=0, le=1000)] = 3
+    migration_timeout_s: Seconds = 600.0
+    #: Each router keeps breakers around prefills elsewhere, hedges those that take too long, and gives them up where
+    #: that is the last moment to keep the policy's objective without them.
+    breakers: bool = False
+    hedge: bool = False
+    within_objective: bool = False
 
 
 class Scenario(Section, frozen=True):

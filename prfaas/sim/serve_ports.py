@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from prfaas.cluster import ClusterView, NodeId
 from prfaas.errors import PrfaasError
 from prfaas.flows.ports import PrefillReport, Reservation, TokenBatch
-from prfaas.request import AttemptId, Request, Route
+from prfaas.request import AttemptId, Matches, Request, Route
+from prfaas.scheduling.hedging import Hedging
 from prfaas.scheduling.routing import RoutingParams
 from prfaas.sim.answers import Answers
 from prfaas.sim.cluster import Lost, SimCluster
@@ -52,6 +53,9 @@ class SimServePorts:
     def routed(self, request: Request, route: Route) -> None:
         self.demand += 1
 
+    async def matches(self, request: Request) -> Matches:
+        return self._cluster.caches.matches(request)
+
     def new_attempt(self) -> AttemptId:
         return AttemptId(f"{self._kernel.random.getrandbits(128):032x}")
 
@@ -61,6 +65,18 @@ class SimServePorts:
 
         reservation: Reservation = await self._command(route.decode, attempt, "reserve", job).next()
         return reservation
+
+    def prefill_lost(self, attempt: AttemptId, error: PrfaasError) -> None:
+        """This router has no breakers."""
+
+    def due_at(self, attempt: AttemptId) -> float | None:
+        return None
+
+    def is_hopeless(self, attempt: AttemptId) -> bool:
+        return False
+
+    def hedging(self) -> Hedging | None:
+        return None
 
     async def prefill(
         self, route: Route, attempt: AttemptId, request: Request, reservation: Reservation
@@ -86,7 +102,12 @@ class SimServePorts:
         worker = self._cluster.workers[node]
         # A worker that is cut off finds out by itself that the connection is broken, later.
         wait_s = self._cluster.network.give_up_s if self._cluster.cut_off(worker) else self._cluster.hop_s(worker)
-        self._kernel.call_later(wait_s, lambda: self._cluster.workers[node].end(attempt))
+
+        def arrive() -> None:
+            there = self._cluster.workers[node]
+            self._cluster.once_awake(there, lambda: there.end(attempt))
+
+        self._kernel.call_later(wait_s, arrive)
 
     def _command(self, node: NodeId, attempt: AttemptId, name: str, job: Job) -> Answers:
         cluster, worker = self._cluster, self._cluster.workers[node]
@@ -101,7 +122,7 @@ class SimServePorts:
                 self._kernel.call_later(hop_s, arrive)
 
         def reply(answer: Any) -> None:
-            travel(lambda: answers.put(answer))
+            cluster.once_awake(worker, lambda: travel(lambda: answers.put(answer)))
 
         def arrive() -> None:
             if worker.died.is_set:
@@ -113,5 +134,5 @@ class SimServePorts:
             except PrfaasError as error:
                 reply(error)
 
-        travel(arrive)
+        travel(lambda: cluster.once_awake(worker, arrive))
         return answers

@@ -1,9 +1,11 @@
 """The cluster's store in virtual time: the real `Revisions` behind a network delay, with outages and loss of its data.
 
 It offers of the `membership.store.Store` port what the simulated control plane needs, and tells its watchers of every
-change one hop later. A store that comes back tells them all that it now has, which may be nothing.
+change one hop later. A store that comes back tells them all that it now has, which may be nothing. A watch may break,
+which ends as `membership.store` says, and may say again what it has said.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
@@ -22,6 +24,7 @@ class SimStore:
         self._kernel, self._hop_s = kernel, hop_s
         self._data = Revisions(HISTORY)
         self._watchers: list[Watcher] = []
+        self._broken_watches: Counter[Watcher] = Counter()
         self._leases = 0
         self.up = True
 
@@ -29,6 +32,22 @@ class SimStore:
         """Tell of everything from now on, first of all that there is."""
         self._watchers.append(watcher)
         self._later((watcher,), [self._listing()])
+
+    def break_watch(self, watcher: Watcher, for_s: float) -> None:
+        """It hears of nothing for so long, and then of all that there is, as when the history does not go back so
+        far."""
+        self._broken_watches[watcher] += 1
+
+        def mend() -> None:
+            self._broken_watches[watcher] -= 1
+            self._later((watcher,), [self._listing()])
+
+        self._kernel.call_later(for_s, mend)
+
+    def repeat(self, watcher: Watcher, changes: int) -> None:
+        """It hears of the latest changes again."""
+        after = max(self._data.compacted, self._data.revision - changes)
+        self._later((watcher,), [*self._data.changes(_all, after)])
 
     def put_now(self, key: str, value: bytes, lease: Lease | None = None) -> int:
         """A write that arrives at this moment. Raises PeerUnavailable, LeaseExpired."""
@@ -112,7 +131,8 @@ class SimStore:
         def tell() -> None:
             if self.up:
                 for watcher in watchers:
-                    watcher(events)
+                    if not self._broken_watches[watcher]:
+                        watcher(events)
 
         self._kernel.call_later(self._hop_s, tell)
 

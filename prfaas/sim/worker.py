@@ -53,6 +53,8 @@ class SimWorker:
         self._answers: dict[AttemptId, list[Answers]] = {}
         self._generations = 0
         self._less = Future[None]("less work")
+        #: Prefills that begin take so many times as long as they should.
+        self.slowness = 1.0
         #: New work of which role it takes.
         self.accepts: Role | None = Role.MIXED
 
@@ -203,7 +205,6 @@ class SimWorker:
         if not (keeps and keeps.decodes):
             lost += self._holds
         while any(attempt in self._prefills or attempt in self._holds for attempt in lost):
-            self._less = Future("less work")
             await self._less
 
     def check(self) -> None:
@@ -229,4 +230,5 @@ class SimWorker:
             raise Overloaded(f"role: this node takes no new {needed.value}")
 
     def _tell(self) -> None:
-        self._less.set_result(None)
+        less, self._less = self._less, Future("less work")
+        less.set_result(None)

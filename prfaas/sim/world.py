@@ -4,6 +4,7 @@ Everything that decides is the product's own code. What is simulated is time, ma
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import takewhile
 from math import isnan
 from pathlib import Path
@@ -15,11 +16,15 @@ from prfaas.flows.convert_role import Assignment, ConvertParams, Phase, Standing
 from prfaas.flows.serve import serve
 from prfaas.flows.story import Story
 from prfaas.request import TOKEN_BYTES, Request, RequestId, Sampling
+from prfaas.scheduling.breaker import BreakerParams
+from prfaas.scheduling.breakers import Breakers
 from prfaas.scheduling.congestion import LinkEstimator, LinkParams
 from prfaas.scheduling.demand import DemandSnapshot
+from prfaas.scheduling.hedging import HedgeParams, Hedging
 from prfaas.scheduling.rebalance import Rebalancer
 from prfaas.scheduling.threshold import ThresholdController, ThresholdParams
 from prfaas.sim.blueprint import MODEL, Blueprint
+from prfaas.sim.content import BLANK, Content
 from prfaas.sim.control_ports import SimControlPorts
 from prfaas.sim.kernel import Kernel
 from prfaas.sim.mishaps import schedule
@@ -39,12 +44,14 @@ PARTS = 100
 
 
 class World:
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
+    def __init__(self, scenario: Scenario, content: Content = BLANK) -> None:
+        self.scenario, self.store_name = scenario, STORE_NAME
         self.kernel = Kernel(f"{scenario.seed}/world")
         self.records = Records()
         self.in_system = 0
-        self.blueprint = Blueprint(scenario)
+        #: Numbers of the routers that believe that they lead.
+        self.leaders, self._leader = {0}, 0
+        self.blueprint = Blueprint(scenario, content)
         self.cluster = self.blueprint.cluster(self.kernel)
         self.store = SimStore(self.kernel, scenario.hop_s)
         self.reporters = {name: self._report(name, place) for place, name in enumerate(self.blueprint.names)}
@@ -54,8 +61,8 @@ class World:
             self.store.watch(watcher)
         self.control = [self._steer(number) for number in range(scenario.routers)]
         self.roles = list(filter(None, map(self._follow_plans, self.blueprint.names)))
-        self._ports = [RouterPorts(router) for router in self.routers]
-        self._serve = [self.blueprint.serve_params() for _ in self.routers]
+        self.ports = [RouterPorts(router) for router in self.routers]
+        self.serve_params = [self.blueprint.serve_params() for _ in self.routers]
         self.series = Series(self)
         self.kernel.call_later(scenario.warm_up_s, self.cluster.step_times.clear)
         schedule(self)
@@ -65,7 +72,7 @@ class World:
         scenario = self.scenario
         # The store's first word reaches the routers before anybody comes.
         self.kernel.run_until(2 * scenario.hop_s)
-        self._come(iter(enumerate(self._arrivals())))
+        self._come(iter(enumerate(self.arrivals())))
         for part in range(1, PARTS + 1):
             self.kernel.run_until(scenario.duration_s * part / PARTS)
             told(part)
@@ -85,13 +92,28 @@ class World:
         if (roles := self._follow_plans(name)) is not None:
             self.roles.append(roles)
 
+    def lead(self, number: int, stale_s: float) -> None:
+        """This router leads now; others that did believe so for a while longer."""
+        for other in self.leaders - {number}:
+            self.kernel.call_later(stale_s, partial(self._step_down, other))
+        self.leaders.add(number)
+        self._leader = number
+
+    def _step_down(self, number: int) -> None:
+        if number != self._leader:
+            self.leaders.discard(number)
+
     def check(self) -> None:
         self.cluster.check()
         for router in self.routers:
             router.fold.check()
             router.overlay.check()
+            if router.breakers is not None:
+                router.breakers.check()
+            if router.hedging is not None:
+                router.hedging.check()
 
-    def _arrivals(self) -> Iterator[Arrival]:
+    def arrivals(self) -> Iterator[Arrival]:
         scenario = self.scenario
         if (trace := scenario.workload.trace) is not None:
             found = iter(replayed(trace, Path(scenario.folder), scenario.seed, scenario.max_context_tokens))
@@ -107,12 +129,13 @@ class World:
         number, arrival = following
 
         def arrive() -> None:
-            self.kernel.spawn(self._client(number, arrival), f"client {number}")
+            self.kernel.spawn(self.client(number, arrival), f"client {number}")
             self._come(arrivals)
 
         self.kernel.call_later(arrival.at_s - self.kernel.now(), arrive)
 
-    async def _client(self, number: int, arrival: Arrival) -> None:
+    async def client(self, number: int, arrival: Arrival) -> None:
+        """One request from its arrival to its end."""
         request = Request(
             id=RequestId(f"{self.scenario.seed}-{number}"),
             model=MODEL,
@@ -125,7 +148,7 @@ class World:
         self.in_system += 1
         caches = self.cluster.caches
         caches.arrive(request.id, arrival.keys)
-        stream = serve(request, caches.matches(request), self._serve[router], self._ports[router], seen.story)
+        stream = serve(request, caches.matches(request), self.serve_params[router], self.ports[router], seen.story)
         try:
             async for _ in stream:
                 if isnan(seen.first_s):
@@ -146,10 +169,19 @@ class World:
 
     def _router(self, number: int) -> SimRouter:
         blueprint = self.blueprint
-        return SimRouter(f"router-{number}", STORE_NAME, self.cluster, blueprint.pd_region, blueprint.routing())
+        serve = self.scenario.serve
+        return SimRouter(
+            f"router-{number}",
+            STORE_NAME,
+            self.cluster,
+            blueprint.pd_region,
+            blueprint.routing(),
+            breakers=Breakers(BreakerParams()) if serve.breakers else None,
+            hedging=Hedging(HedgeParams()) if serve.hedge else None,
+        )
 
     def _steer(self, number: int) -> SimControlPorts:
-        """Start the loops of a router. The first one leads while there is a store to lead by."""
+        """Start the loops of a router. Whoever leads does so while there is a store to lead by."""
         control, router = self.scenario.control, self.routers[number]
         ports = SimControlPorts(
             self.kernel,
@@ -157,7 +189,7 @@ class World:
             self.store,
             STORE_NAME,
             demand=lambda: DemandSnapshot.merged(each.demand.snapshot(self.kernel.now()) for each in self.routers),
-            leads=lambda: number == 0 and self.store.up,
+            leads=lambda: number in self.leaders and self.store.up,
         )
         links = LinkEstimator(LinkParams(line_bytes_per_s=self.blueprint.lines))
         params = ControlParams(

@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 
 from prfaas.cluster import ClusterView, NodeId
-from prfaas.flows.serve import Choose
 from prfaas.request import Matches, Mode, Request, Route
-from prfaas.scheduling.routing import choose
+from prfaas.scheduling.routing import Choose, choose
 from prfaas.scheduling.rule import RoutingParams
 from prfaas.sim import policies
 from prfaas.sim.case_study_runs import scenario

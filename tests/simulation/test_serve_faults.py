@@ -1,4 +1,5 @@
-"""Serving under random faults, deaths and departures: nothing leaks, no token is lost or repeated, every request ends.
+"""Serving under random faults, deaths and departures: nothing leaks, no token is lost or repeated, every request ends,
+and a stream that loses its decode node goes on elsewhere with the very tokens that it would have had there.
 
 Each run is drawn from its seed. A failure names the seed; `run(seed)` repeats it exactly.
 """
@@ -12,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.cluster import Incarnation, Namespace, Node, NodeId, NodeKind, RegionId, Role
+from prfaas.cluster import SEEDED_DRAWS, Incarnation, Namespace, Node, NodeId, NodeKind, RegionId, Role
 from prfaas.errors import PrfaasError
 from prfaas.flows.serve import ServeParams, serve
-from prfaas.flows.story import Ending, Story
-from prfaas.request import NO_MATCHES, Request, RequestId, Sampling
+from prfaas.flows.story import Ending, Moved, Story
+from prfaas.request import NO_MATCHES, TOKEN_BYTES, Request, RequestId, Sampling
 from prfaas.scheduling.routing import RoutingParams
 from prfaas.sim.cluster import Faults, SimCluster
 from prfaas.sim.instance import Costs
@@ -35,6 +36,7 @@ PARAMS = ServeParams(
     prefill_timeout_s_per_token=0.005,
     first_token_timeout_s=2.0,
     token_gap_timeout_s=1.0,
+    migration_timeout_s=5.0,
 )
 #: Longer than any request can take with all its attempts; whoever is not done by then never will be.
 ENDED_S = 200.0
@@ -73,7 +75,13 @@ class Client:
         assert expected.startswith(self.received), "tokens are wrong, lost or repeated"
         assert self.error is not None or self.left or self.received == expected, "a request ended without a word"
         assert all(attempt.ending is not Ending.RUNNING for attempt in self.story.attempts)
-        assert len(self.story.attempts) <= PARAMS.max_attempts
+        opening = [attempt for attempt in self.story.attempts if not attempt.replayed_tokens]
+        assert len(opening) <= PARAMS.max_attempts
+        replays = [attempt for attempt in self.story.attempts if attempt.replayed_tokens]
+        assert self.story.moves <= PARAMS.max_migrations
+        assert len(replays) <= 60, "no round without a pause"
+        assert self.story.output_tokens * TOKEN_BYTES == len(self.received)
+        assert not self.story.generated, "tokens of a request that has ended are still kept"
         for before, after in pairwise(self.story.attempts):
             in_place = after.route.prefill == after.route.decode == before.route.decode
             assert after.id != before.id or (in_place and before.ending in (Ending.PREFILL_LOST, Ending.REFUSED))
@@ -173,6 +181,7 @@ class Run:
             rpc_address="",
             kv_addresses={"": f"{name}:7000"},
             max_context_tokens=100_000,
+            capabilities=(SEEDED_DRAWS,),
         )
 
     def _request(self, number: int) -> Request:
@@ -180,7 +189,11 @@ class Run:
             id=RequestId(f"r{number}"),
             model="m",
             prompt=self.chance.randbytes(4 * self.chance.choice([1, 2, 64, 299, 300, 301, 1500])),
-            sampling=Sampling(max_tokens=self.chance.randint(1, 12)),
+            sampling=Sampling(
+                max_tokens=self.chance.randint(1, 12),
+                temperature=self.chance.choice([0.0, 0.8]),
+                seed=self.chance.getrandbits(64),
+            ),
         )
 
 
@@ -213,6 +226,82 @@ def test_the_faults_are_real():
     assert endings == set(Ending) - {Ending.RUNNING}
     assert completed > 40
     assert failed > 0
+
+
+MIGRATION_SEEDS = 200
+
+
+class Killing(Run):
+    """Nothing goes wrong but that nodes die at random tokens, as long as there is another one."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.deaths = 0
+
+    def play(self) -> None:
+        """Every request ends, as it should or for want of nodes or time."""
+        tasks = [self.kernel.spawn(self._read(client), client.request.id) for client in self.clients]
+        while self.kernel.now() < ENDED_S and not all(task.done for task in tasks):
+            self.kernel.run_until(self.kernel.now() + 0.5)
+            self.cluster.check()
+        assert all(task.done for task in tasks), "a request hangs"
+        self.kernel.run_until(self.kernel.now() + 1.0)
+        self.cluster.check_idle()
+        for client in self.clients:
+            client.check()
+
+    async def _read(self, client: Client) -> None:
+        """Read to the end; at some tokens whoever decodes them dies, now or within a few tokens."""
+        fatal = {self.chance.randint(1, 12) for _ in range(self.chance.choice([0, 0, 1, 2]))}
+        await self.kernel.sleep(self.chance.uniform(0, 10))
+        stream = serve(client.request, NO_MATCHES, PARAMS, self.ports, client.story)
+        try:
+            async for batch in stream:
+                client.received += batch.tokens
+                if batch.tokens and len(client.received) // TOKEN_BYTES in fatal:
+                    self._strike(client.story.attempts[-1].route.decode)
+        except PrfaasError as error:
+            client.error = error
+
+    def _strike(self, name: NodeId) -> None:
+        def now() -> None:
+            living = [each for each in self.cluster.view().decode if not self.cluster.workers[each].died.is_set]
+            if name in living and len(living) > 1:
+                self.deaths += 1
+                self.cluster.kill(name)
+                self.kernel.call_later(self.chance.uniform(0.01, 3), lambda: self.cluster.restart(name))
+
+        self.kernel.call_later(self.chance.choice([0.0, self.chance.uniform(0, 0.1)]), now)
+
+    def _faults(self) -> Faults:
+        return Faults()
+
+    def _nodes(self) -> list[Node]:
+        far = [self._node(f"p{i}", NodeKind.PREFILL_WORKER, Role.PREFILL) for i in range(self.chance.randint(0, 2))]
+        roles = [Role.DECODE, *self.chance.choices([Role.DECODE, Role.MIXED], k=self.chance.randint(1, 3))]
+        return far + [self._node(f"d{i}", NodeKind.PD, role) for i, role in enumerate(roles)]
+
+
+def test_streams_outlive_their_decode_nodes():
+    """Nodes killed at random tokens of greedy and seeded streams: what clients get is what they would have got, and
+    nearly all get all of it. Whoever does not is told so, and has had its attempts or its time."""
+    moved = deaths = failed = 0
+    for seed in range(MIGRATION_SEEDS):
+        played = Killing(seed)
+        try:
+            played.play()
+            for client in played.clients:
+                moved += client.story.moves
+                failed += client.error is not None
+                if client.error is not None and client.received:
+                    assert client.story.migrations[-1].outcome is Moved.EXHAUSTED
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        deaths += played.deaths
+    assert deaths > MIGRATION_SEEDS
+    assert moved > 2 * MIGRATION_SEEDS
+    assert failed < MIGRATION_SEEDS * REQUESTS / 20
 
 
 def test_one_seed_is_one_run_whatever_the_hash_seed():

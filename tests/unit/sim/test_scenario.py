@@ -196,6 +196,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
     [
         ('kind = "link"\nat_s = 1.0\nsource = "a"\ntarget = "b"\ngbps = 3.0', "no link from a to b"),
         ('kind = "node"\nat_s = 1.0\nnode = "pd-7"', "no node pd-7"),
+        ('kind = "freeze"\nat_s = 1.0\nnode = "pd-7"\nfor_s = 1.0', "no node pd-7"),
+        ('kind = "leader"\nat_s = 1.0\nrouter = 7\nstale_s = 1.0', "no router 7"),
     ],
 )
 def test_a_fault_of_something_that_does_not_exist_is_an_error(tmp_path, fault, named):

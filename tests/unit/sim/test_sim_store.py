@@ -15,7 +15,10 @@ class Desk:
         self.kernel = Kernel(0)
         self.store = SimStore(self.kernel, HOP_S)
         self.told: list[tuple[float, Batch]] = []
-        self.store.watch(lambda events: self.told.append((self.kernel.now(), events)))
+        self.store.watch(self.hear)
+
+    def hear(self, events: Batch) -> None:
+        self.told.append((self.kernel.now(), events))
 
     def run(self, until: float) -> None:
         self.kernel.run_until(until)
@@ -112,3 +115,29 @@ def test_of_two_who_compare_and_put_one_wins():
     assert sorted(won) == [False, True]
     entry = desk.store.get_now("k")
     assert entry is not None and entry.value == (b"a" if won[0] else b"b")
+
+
+def test_a_broken_watch_hears_of_everything_in_the_end():
+    """Of nothing meanwhile, and then of all that there is; two breaks are over when both are."""
+    desk = Desk()
+    desk.run(1.0)
+    heard = len(desk.told)
+    desk.store.break_watch(desk.hear, 2.0)
+    desk.store.break_watch(desk.hear, 4.0)
+    desk.store.put_now("k", b"v")
+    desk.run(4.5)
+    assert len(desk.told) == heard
+    desk.run(6.0)
+    (resync,) = desk.last()
+    assert isinstance(resync, Resync) and [entry.value for entry in resync.snapshot.entries] == [b"v"]
+
+
+def test_a_watch_may_repeat_the_latest_changes():
+    """As they were, in their order."""
+    desk = Desk()
+    for value in (b"1", b"2", b"3"):
+        desk.store.put_now("k", value)
+    desk.run(1.0)
+    desk.store.repeat(desk.hear, 2)
+    desk.run(2.0)
+    assert [event.entry.value for event in desk.last() if isinstance(event, Put)] == [b"2", b"3"]
