@@ -28,12 +28,14 @@ class Kind:
 @dataclass
 class Load:
     """`mix` is what comes, in turn; it and the rate may be changed while it runs. `done` is by the number that each
-    request was sent under."""
+    request was sent under. Where several versions serve, an answer is right that is `alone`'s or one of the `others`'.
+    """
 
     cluster: LocalCluster
     alone: Alone
     mix: Sequence[Kind]
     per_s: float
+    others: Sequence[Alone] = ()
     sent: Counter[int] = field(default_factory=Counter)
     done: dict[int, Completed] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
@@ -62,7 +64,8 @@ class Load:
         """Have the reference answers at hand before they are needed."""
         for kind in mix:
             ids = token_ids(kind.prompt_tokens, seed=kind.prompt_tokens)
-            await asyncio.to_thread(self.alone.answer, ids, kind.max_tokens)
+            for version in (self.alone, *self.others):
+                await asyncio.to_thread(version.answer, ids, kind.max_tokens)
 
     def check(self) -> None:
         """Every request was answered once, and rightly."""
@@ -88,15 +91,17 @@ class Load:
         completed = Completed(answer.choices[0].model_extra["token_ids"], answer.model_extra["prfaas_receipt"])
         if number in self.done:
             self.wrong.append(f"request {number} was answered twice")
-        if completed.token_ids != self.alone.answer(ids, kind.max_tokens):
+        if completed.token_ids not in [one.answer(ids, kind.max_tokens) for one in (self.alone, *self.others)]:
             self.wrong.append(f"request {number}: other tokens than alone")
         self.done[number] = completed
 
 
 @asynccontextmanager
-async def loaded(cluster: LocalCluster, alone: Alone, mix: Sequence[Kind], per_s: float) -> AsyncIterator[Load]:
+async def loaded(
+    cluster: LocalCluster, alone: Alone, mix: Sequence[Kind], per_s: float, others: Sequence[Alone] = ()
+) -> AsyncIterator[Load]:
     """Load while the body runs; afterwards all that was asked has been answered, once, and rightly."""
-    load = Load(cluster, alone, mix, per_s)
+    load = Load(cluster, alone, mix, per_s, others)
     await load.prepare(mix)
     running = asyncio.create_task(load.run())
     try:
