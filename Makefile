@@ -4,6 +4,8 @@ PYTHON ?= python3.11
 # A torch wheel to install instead of what pip would choose (the pinned version, any build of it).
 TORCH_WHEEL ?=
 CONVERSATIONS ?= 300
+# Where `sim-soak` begins: after the seeds of `test`.
+FIRST ?= 2000
 # The harness of bench-router: the other routers, their mock worker, and the load generator.
 HARNESS ?= ../shared/bench/router
 
@@ -14,11 +16,16 @@ MOONCAKE_VERSION := 0.3.13.post1
 MOONCAKE := $(CURDIR)/$(VENV)/lib/mooncake
 CHROMIUM := $(CURDIR)/$(VENV)/lib/chromium
 STAMP := $(VENV)/.installed
-# Tests that only compute, and so may run beside each other. The others start processes and wait for them.
-ALONE := tests/unit tests/simulation
+# Said when the unit tests passed, as long as nothing that they read has changed since.
+UNIT_PASSED := $(VENV)/.unit-passed
+UNIT_READS := $(shell find prfaas proto services bench tools docs tests -type f -not -name '*.pyc' 2>/dev/null) $(wildcard *.md *.toml)
+# These are about times and rates, and so have the machine to themselves.
+TIMED := tests/e2e/test_control.py tests/e2e/test_live_agrees.py tests/e2e/test_observed.py
+# What tests find besides what is on the PATH.
+WITH_TOOLS = PATH="$(BIN):$$PATH" LD_LIBRARY_PATH="$(MOONCAKE)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-openapi check stubs docs reproduce sim-coverage bench-cache bench-decisions bench-transport bench-token-link soak-transfer soak-cache etcd mooncake chromium clean
+.PHONY: help setup demo test test-slow test-openapi check stubs docs reproduce sim-coverage bench-cache bench-decisions bench-transport bench-token-link sim-soak soak-transfer soak-cache chaos soak etcd mooncake chromium clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -34,9 +41,16 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## two regions on this machine: a long prompt is prefilled in the other one
 	$(BIN)/prfaas demo
 
-test: setup etcd mooncake chromium ## the tests
-	$(BIN)/python -m pytest -n auto --dist loadfile $(ALONE)
-	PATH="$(BIN):$$PATH" LD_LIBRARY_PATH="$(MOONCAKE)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" $(BIN)/python -m pytest $(ALONE:%=--ignore=%)
+test: setup etcd mooncake chromium $(UNIT_PASSED) ## the tests (unit tests only if `check` has not just run them)
+	$(BIN)/python -m pytest -n auto --dist loadfile tests/simulation
+	$(WITH_TOOLS) $(BIN)/python -m pytest -n 2 --dist loadfile tests/contract tests/integration
+	$(WITH_TOOLS) $(BIN)/python -m pytest -n 2 --dist loadfile tests/e2e $(TIMED:%=--ignore=%)
+	$(WITH_TOOLS) $(BIN)/python -m pytest $(TIMED)
+	$(WITH_TOOLS) $(BIN)/python -m pytest -n 3 --dist loadfile tests/chaos
+
+$(UNIT_PASSED): $(STAMP) $(UNIT_READS)
+	$(BIN)/python -m pytest -n auto --dist loadfile tests/unit
+	touch $@
 
 test-slow: setup etcd ## the long ones that `test` leaves out, each a sibling of one that it runs
 	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -m slow
@@ -53,7 +67,7 @@ check: setup ## format, lint, types, import contracts, fresh stubs and docs, wir
 	$(BIN)/python -m tools.generate_stubs --check
 	$(BIN)/python -m tools.check_wire
 	$(BIN)/python -m tools.generate_docs --check
-	$(BIN)/python -m pytest -n auto --dist loadfile tests/unit
+	$(MAKE) --no-print-directory $(UNIT_PASSED)
 
 stubs: setup ## generate the stubs and add what is new to the wire baseline
 	$(BIN)/python -m tools.generate_stubs
@@ -83,11 +97,20 @@ bench-token-link: setup ## what a request and a token cost on the token link, ov
 bench-router: setup ## what the router costs beside nginx and those of vLLM and SGLang (HARNESS=, JSON= for a file of figures; minutes)
 	PYTHONPATH=. $(BIN)/python -m bench.router --install-peers --check --harness "$(HARNESS)" $(if $(JSON),--json > "$(JSON)")
 
+sim-soak: setup ## more seeded fault runs than `test` plays (FIRST= seed, SEEDS= or SECONDS=, otherwise ten minutes)
+	$(BIN)/python -m tests.simulation.fault_runs $(FIRST) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEEDS)$(SECONDS),,--seconds 600)
+
 soak-transfer: setup ## KV transfers under load and faults: nothing wrong, nothing left behind (JSON= for a file of figures; minutes)
 	$(BIN)/python -m pytest -m soak tests/soak/test_transfer_soak.py $(if $(JSON),--json "$(JSON)")
 
 soak-cache: setup ## a day of 300 chats on a pool too small for it gives the tokens of cold runs (CONVERSATIONS=, JSON=; minutes)
 	CONVERSATIONS="$(CONVERSATIONS)" $(BIN)/python -m pytest -m soak tests/soak/test_cache_day.py $(if $(JSON),--json "$(JSON)")
+
+chaos: setup etcd ## random faults on live clusters under load: the sequences of 20 s that `test` plays, and four of two minutes (SEEDS=, SECONDS=, JSON=)
+	PATH="$(BIN):$$PATH" CHAOS_SEEDS="$(SEEDS)" CHAOS_SECONDS="$(SECONDS)" CHAOS_JSON="$(JSON)" $(BIN)/python -m pytest -n 3 --dist loadfile -m 'soak or not soak' --ignore=tests/chaos/test_churn.py tests/chaos
+
+soak: setup etcd ## a quarter of an hour of faults: memory, files, connections and leases stay flat (SEEDS=, SECONDS=, JSON=)
+	PATH="$(BIN):$$PATH" CHAOS_SEEDS="$(SEEDS)" CHAOS_SECONDS="$(SECONDS)" CHAOS_JSON="$(JSON)" $(BIN)/python -m pytest -m soak tests/chaos/test_churn.py
 
 # Only the binary, into .venv: installing the package would also start a service.
 etcd: $(STAMP)

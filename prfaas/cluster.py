@@ -12,8 +12,10 @@ RegionId = NewType("RegionId", str)
 #: 64 random bits, new whenever a worker starts; compared for equality only.
 Incarnation = NewType("Incarnation", int)
 #: What engines may be able to do. LOGPROBS: true probabilities of tokens. TOOLS: calls of tools. RESPONSE_FORMAT:
-#: answers that follow a schema.
+#: answers that follow a schema. SEEDED_DRAWS: a token that is drawn depends on nothing but the tokens before it, the
+#: sampling and the position, so that any engine of the namespace goes on with a sequence exactly.
 LOGPROBS, TOOLS, RESPONSE_FORMAT = "logprobs", "tools", "response_format"
+SEEDED_DRAWS = "seeded_draws"
 #: Digest of weights, tokenizer, dtypes and geometry. Nodes exchange KV only when their namespaces are equal.
 Namespace = NewType("Namespace", str)
 
@@ -57,7 +59,8 @@ class Egress:
     """What a node sends to one other region. `backlogged_bytes_per_s` is the goodput while something was waiting to be
     sent, the only time at which a sender learns what the line can carry; None when that has not been the case
     lately. Of the `lanes` that are open there: the smallest round trip, the congestion control in use, and what the
-    kernel holds of the bytes that wait. `queue_age_s`: how long the oldest byte that could leave has been waiting."""
+    kernel holds of the bytes that wait. `queue_age_s`: how long the oldest byte that could leave has been waiting;
+    `stalled_s`: for how long nothing has come back of what is owed from there; None when nothing is."""
 
     region: RegionId
     queued_bytes: int = 0
@@ -69,6 +72,7 @@ class Egress:
     unsent_bytes: int = 0
     lanes: int = 0
     congestion: str = ""
+    stalled_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class LinkState:
     """One ordered pair of regions, as estimated from its senders' reports. What is not known is None.
 
     `retransmitted_ratio`: of all that went out, what had been sent before. `queue_age_s`: of the oldest byte that waits
-    at any sender.
+    at any sender. `stalled_s`: senders wait for answers, and for so long none has come.
     """
 
     source: RegionId
@@ -89,6 +93,7 @@ class LinkState:
     rtt_s: float | None = None
     retransmitted_ratio: float | None = None
     queue_age_s: float = 0.0
+    stalled_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

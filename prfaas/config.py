@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from prfaas.errors import ConfigError
 from prfaas.flows.convert_role import OnDrainTimeout
-from prfaas.flows.serve import OnPrefillFailure
+from prfaas.flows.failures import OnPrefillFailure
 from prfaas.kvcache.hashing import HASH_UNIT_TOKENS
 from prfaas.request import Mode
 from prfaas.security import Plane, Protection, check_exposure, check_files
@@ -126,6 +126,19 @@ class RouterConfig(_Section, frozen=True):
     port: Annotated[int, Meta(ge=0, le=65535, description="Port of the OpenAI endpoint; 0 takes a free one.")] = 8000
     model_dir: Annotated[str, Meta(description="Model folder, for its tokenizer and chat template.")] = ""
     max_attempts: Annotated[int, Meta(ge=1, description="Tries at one request before its first token.")] = 3
+    max_migrations: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Tries, after its first token, to go on with a stream elsewhere when its decode node is lost."
+            " More outlives more failures; a request that kills its nodes kills one more with each. 0: the stream ends"
+            " with an error.",
+        ),
+    ] = 3
+    migration_timeout_s: Annotated[
+        float,
+        Meta(gt=0, description="Longest time that takes, each time, until the next token; then the stream ends."),
+    ] = 30.0
     reserve_timeout_s: Annotated[float, Meta(gt=0, description="Wait for room on a decode node.")] = 5.0
     prefill_timeout_s: Annotated[float, Meta(gt=0, description="Wait for prefill and transfer of one attempt.")] = 60.0
     prefill_timeout_s_per_token: Annotated[
@@ -136,8 +149,36 @@ class RouterConfig(_Section, frozen=True):
         OnPrefillFailure,
         Meta(description="retry: another prefill node, the decode node at last; local: there at once; fail: give up."),
     ] = OnPrefillFailure.RETRY
+    prefill_within_objective: Annotated[
+        bool,
+        Meta(
+            description="Give up a prefill elsewhere where that is the last moment to keep routing.ttft_slo_s with one"
+            " on the decode node."
+        ),
+    ] = True
+    hedge: Annotated[
+        bool,
+        Meta(
+            description="Begin a prefill that takes much longer elsewhere than usual on a decode node as well; the"
+            " first to finish goes on. Better slowest requests for some work done twice."
+        ),
+    ] = False
+    hedge_factor: Annotated[
+        float,
+        Meta(gt=0, description="Of what 95 of 100 prefills take: when a hedge is begun. Less begins more of them."),
+    ] = 1.5
+    hedge_share: Annotated[
+        float, Meta(gt=0, le=1, description="Of all prefills elsewhere: how many may be hedged at most.")
+    ] = 0.05
     first_token_timeout_s: Annotated[float, Meta(gt=0, description="Wait for the first token after hand-off.")] = 60.0
     token_gap_timeout_s: Annotated[float, Meta(gt=0, description="Longest wait between two tokens.")] = 60.0
+    no_progress_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="A request that gets nowhere for so long beyond the waits above is ended, whatever it is at.",
+        ),
+    ] = 30.0
     token_link: Annotated[
         Literal["tcp", "grpc"],
         Meta(description="How commands and tokens travel. tcp: plain TCP to workers that have it, else gRPC."),
@@ -287,6 +328,91 @@ class AdmissionConfig(_Section, frozen=True):
     ] = 5.0
 
 
+class BreakersConfig(_Section, frozen=True):
+    """When a source, a pair of prefill and decode node, or a link between regions has failed so often that it is left
+    alone for a while. What is slow has failed."""
+
+    window_s: Annotated[float, Meta(gt=0, description="How long an outcome counts. Longer remembers more.")] = 120.0
+    min_outcomes: Annotated[
+        int, Meta(ge=1, le=1000, description="Fewer outcomes than this never open a breaker. Less is hastier.")
+    ] = 4
+    failure_share: Annotated[
+        float,
+        Meta(gt=0, le=1, description="Opens when so many of the latest outcomes, or all of the last few, failed."),
+    ] = 0.5
+    rest_s: Annotated[
+        float, Meta(gt=0, description="First rest before one attempt may try again; each failure doubles it.")
+    ] = 1.0
+    max_rest_s: Annotated[
+        float, Meta(gt=0, description="Longest rest: how long what is well again may stay unused.")
+    ] = 60.0
+    slow_factor: Annotated[
+        float,
+        Meta(ge=1, description="Times what was predicted: a prefill that takes longer, by slow_slack_s, is slow."),
+    ] = 3.0
+    slow_slack_s: Annotated[float, Meta(ge=0, description="See slow_factor; more forgives short prompts more.")] = 1.0
+    in_flight: Annotated[
+        int,
+        Meta(ge=1, description="Prefills that one source may have under way for one router, as long as it keeps up."),
+    ] = 256
+    least_in_flight: Annotated[
+        int, Meta(ge=1, description="How few that becomes when it does not. More wait for a slow source.")
+    ] = 2
+    stalled_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="A link opens when its senders wait for answers and for so long none has come. Less notices a"
+            " cut sooner, and takes a pause of a poor line for one.",
+        ),
+    ] = 0.5
+
+    def __post_init__(self) -> None:
+        if self.max_rest_s < self.rest_s:
+            raise ValueError("max_rest_s is below rest_s")
+        if self.least_in_flight > self.in_flight:
+            raise ValueError("least_in_flight is above in_flight")
+
+
+class CanaryConfig(_Section, frozen=True):
+    mode: Annotated[
+        Literal["on", "off"],
+        Meta(
+            description="Whether routers send requests of their own, whose right answers they know, through every"
+            " prefill node, and send no others there while those come back wrong."
+        ),
+    ] = "on"
+    period_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="How often each prefill node is tried, by one of the routers. Shorter finds damage sooner.",
+        ),
+    ] = 60.0
+    prompt_tokens: Annotated[
+        int,
+        Meta(ge=2, description="Length of these prompts. Above one chunk of prefill, so that all of the path is used."),
+    ] = 640
+    output_tokens: Annotated[
+        int, Meta(ge=1, description="Tokens that are compared. More find smaller damage, and cost decode steps.")
+    ] = 24
+    failures: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Wrong answers in a row after which a node gets no requests, and right ones until it does.",
+        ),
+    ] = 2
+    max_share: Annotated[
+        float,
+        Meta(gt=0, le=1, description="Of a node's time that canaries may take; they are rarer where they are slow."),
+    ] = 0.01
+    skip_busy_ratio: Annotated[
+        float,
+        Meta(gt=0, le=1, description="A node that prefills for more of the time than this is passed over for a while."),
+    ] = 0.8
+
+
 class WorkerConfig(_Section, frozen=True):
     id: Annotated[str, Meta(description="Name of this node, unique in the cluster.")] = ""
     region: Annotated[str, Meta(description="Region this node is in.")] = ""
@@ -341,7 +467,11 @@ class WorkerConfig(_Section, frozen=True):
     drain_timeout_s: Annotated[float, Meta(gt=0, description="How long SIGTERM lets attempts finish.")] = 30.0
     engine_silence_s: Annotated[
         float,
-        Meta(gt=0, description="An engine that says nothing this long is stuck. Above the longest chunk of prefill."),
+        Meta(
+            gt=0,
+            description="An engine that says nothing this long, or has work and does none of it for twice as long, is"
+            " stuck. Above the longest chunk of prefill.",
+        ),
     ] = 60.0
     role_drain_timeout_s: Annotated[
         float,
@@ -524,6 +654,8 @@ class Config(_Section, frozen=True):
     router: RouterConfig = RouterConfig()
     http: HttpConfig = HttpConfig()
     admission: AdmissionConfig = AdmissionConfig()
+    breakers: BreakersConfig = BreakersConfig()
+    canary: CanaryConfig = CanaryConfig()
     worker: WorkerConfig = WorkerConfig()
     kv: KvConfig = KvConfig()
     cache: CacheConfig = CacheConfig()

@@ -45,6 +45,15 @@ class PeerUnavailable(PrfaasError):
         self.peer, self.detail = peer, detail
 
 
+class Stopping(PrfaasError):
+    """This process ends, and what it does for others with it. Nobody else has failed; the same request may be served
+    elsewhere."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is stopping")
+        self.what = what
+
+
 #: `TransferFailed.cause` of a decode node that lost what the cache was to bring; the node itself is well.
 CACHE_LOST = "cache"
 
@@ -80,6 +89,18 @@ class DeadlineOutOfReach(DeadlineExceeded):
     def __init__(self, stage: str, seconds: float) -> None:
         super().__init__(stage, seconds)
         self.args = (f"{stage} cannot be had within {seconds:.3f} s",)
+
+
+class NoProgress(DeadlineExceeded):
+    """A request was ended that got nowhere, although none of its deadlines had."""
+
+    def __init__(self, stage: str, seconds: float) -> None:
+        super().__init__(stage, seconds)
+        self.args = (f"no progress for {seconds:.1f} s in the stage {stage}",)
+
+
+class PrefillOverdue(DeadlineExceeded):
+    """A prefill elsewhere was given up while the decode node has just the time left to do it itself."""
 
 
 class NotAuthenticated(PrfaasError):

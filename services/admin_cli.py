@@ -61,6 +61,7 @@ def workers(admin: str, key: str, as_json: bool) -> None:
     )
     for each in told["workers"]:
         state = "draining" if each["draining"] and each["phase"] == "serving" else each["phase"]
+        state = "shunned" if each.get("shunned") else state
         decoding = f"{each['decoding']}/{each['max_batch']}" if each["max_batch"] else str(each["decoding"])
         busy = f"{_ratio(each['prefill_busy_ratio'])} {_ratio(each['decode_busy_ratio'])}"
         queue, epoch = str(each["queued_prefill_tokens"]), str(each["epoch"])

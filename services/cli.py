@@ -23,6 +23,7 @@ from services.admin_cli import ADMIN_COMMANDS
 from services.cache_pool.__main__ import cache_pool
 from services.certs_cli import certs
 from services.decode_worker.__main__ import decode_worker
+from services.drill_cli import drill
 from services.keys_cli import keys
 from services.local_cluster import Plan, Wan, check_settings
 from services.prefill_worker.__main__ import prefill_worker
@@ -50,6 +51,7 @@ main.add_command(cache_pool)
 main.add_command(sim)
 main.add_command(certs)
 main.add_command(keys)
+main.add_command(drill)
 for admin_command in ADMIN_COMMANDS:
     main.add_command(admin_command)
 
@@ -91,6 +93,12 @@ def local_cluster_options(command: Any) -> Any:
 @click.option("--rebalance/--no-rebalance", default=True, help="Plan t and the PD nodes' roles from demand.")
 @click.option("--slow-period-s", type=Finite(min=0, min_open=True), help="How often to plan. [default: 120]")
 @click.option("--routers", default=1, type=click.IntRange(1), help="Routers; each has a port of its own.")
+@click.option(
+    "--canary-period-s",
+    type=Finite(min=0, min_open=True),
+    default=60.0,
+    help="How often routers try each prefill worker with a prompt whose answer they know.",
+)
 @click.option("--admin-key", help="Serve the admin API, with this key. [PRFAAS_ADMIN_KEY]", envvar="PRFAAS_ADMIN_KEY")
 @click.option(
     "--keys-file",

@@ -44,8 +44,11 @@ class AnswerFailed(Exception):
     """The endpoint answered with an error."""
 
 
-def chat(endpoint: str, model: str, prompt: str, max_tokens: int) -> Iterator[Answer]:
-    """Ask, greedy, with a receipt; yields the growing answer at each piece, and once more when it is whole."""
+def chat(
+    endpoint: str, model: str, prompt: str, max_tokens: int, *, key: str = "", timeout_s: float = TIMEOUT_S
+) -> Iterator[Answer]:
+    """Ask, greedy, with a receipt; yields the growing answer at each piece, and once more when it is whole. The
+    endpoint may be silent for `timeout_s`."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
@@ -54,8 +57,9 @@ def chat(endpoint: str, model: str, prompt: str, max_tokens: int) -> Iterator[An
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    with _connection(endpoint) as connection:
+    with _connection(endpoint, timeout_s) as connection:
         headers = {"Content-Type": "application/json", "x-prfaas-receipt": "1"}
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != http.client.OK:
@@ -80,9 +84,10 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def _connection(url: str) -> Iterator[http.client.HTTPConnection]:
+def _connection(url: str, timeout_s: float = TIMEOUT_S) -> Iterator[http.client.HTTPConnection]:
     parts = urllib.parse.urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
     try:
         yield connection
     finally:

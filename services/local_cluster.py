@@ -9,7 +9,6 @@ import asyncio
 import functools
 import json
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -31,6 +30,7 @@ from prfaas.rpc.identity import Identity
 from prfaas.security import PeerRole, Plane
 from prfaas.stores import open_store
 from services.certificates import pem_files, write_all
+from services.free_ports import free_ports
 from services.http_client import fetch
 from services.router import api_keys
 from services.running import LAUNCHED
@@ -63,6 +63,8 @@ class Plan:
     rebalance: bool = True
     slow_period_s: float = 120.0
     routers: int = 1
+    #: How often routers try each prefill worker with canaries; None: they do not, and all that is counted is users'.
+    canary_period_s: float | None = None
     admin_key: str = ""
     #: API keys of the endpoint; None: it is open.
     keys_file: Path | None = None
@@ -78,7 +80,7 @@ class Plan:
     pool_dir: Path | None = None
     log_format: str = "text"
     log_dir: Path | None = None
-    ready_timeout_s: float = 60.0
+    ready_timeout_s: float = 120.0
     cluster: str = "local"
     #: Make certificates for the run, and let every process ask the others for theirs.
     mtls: bool = False
@@ -97,7 +99,7 @@ def check_settings(plan: Plan) -> None:
         ("kv", "pool_bytes"): plan.kv_pool_bytes,
         ("pool", "memory_bytes"): plan.pool_bytes,
         ("log", "format"): plan.log_format,
-    }
+    } | ({} if plan.canary_period_s is None else {("canary", "period_s"): plan.canary_period_s})
     configuration.load(overrides=given, environ={})
     if plan.keys_file is not None:
         api_keys.read(plan.keys_file)
@@ -119,6 +121,8 @@ class LocalCluster:
     certificates: Path | None
     #: Starts a process that has ended again, under its name.
     start_again: Callable[[str], Awaitable[None]]
+    #: Of the embedded store; None where an etcd is used.
+    store: EmbeddedStoreServer | None = None
 
     async def died(self) -> str:
         """Name of the first process that ends by itself."""
@@ -137,10 +141,12 @@ async def local_cluster(plan: Plan) -> AsyncIterator[LocalCluster]:
     process ends while starting, DeadlineExceeded when the cluster does not become ready."""
     async with AsyncExitStack() as stack:
         certificates = stack.enter_context(_certificates()) if plan.mtls else None
-        store = plan.etcd or (await stack.enter_async_context(_embedded_store(certificates)),)
+        embedded = None if plan.etcd else await stack.enter_async_context(_embedded_store(certificates))
+        store = plan.etcd if embedded is None else (embedded.endpoint,)
         starter = _Starter(plan, store, certificates)
         stack.push_async_callback(starter.stop)
         cluster = await starter.start()
+        cluster.store = embedded
         await _ready(cluster)
         yield cluster
 
@@ -154,7 +160,7 @@ def _certificates() -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def _embedded_store(certificates: Path | None) -> AsyncIterator[str]:
+async def _embedded_store(certificates: Path | None) -> AsyncIterator[EmbeddedStoreServer]:
     credentials = None
     if certificates is not None:
         ca, cert, key = pem_files(certificates, PeerRole.STORE)
@@ -162,7 +168,7 @@ async def _embedded_store(certificates: Path | None) -> AsyncIterator[str]:
     server = EmbeddedStoreServer(MemoryStore(), "127.0.0.1", 0, credentials)
     await server.start()
     try:
-        yield f"127.0.0.1:{server.port}"
+        yield server
     finally:
         await server.stop()
 
@@ -219,6 +225,8 @@ class _Starter:
         options = ["--port", str(port), "--model-dir", str(plan.model_dir)]
         options += ["--threshold-tokens", str(plan.threshold_tokens), "--mode", plan.mode]
         options += ["--rebalance", "on" if plan.rebalance else "off", "--slow-period-s", str(plan.slow_period_s)]
+        canary = ("on", "--canary-period-s", str(plan.canary_period_s)) if plan.canary_period_s else ("off",)
+        options += ["--canary-mode", *canary]
         if plan.wan:
             options += ["--lines", f"{PREFILL_REGION}={plan.wan.mbit * 1e6 / 8}"]
             options += ["--rtts-s", f"{PREFILL_REGION}={plan.wan.rtt_ms / 1e3}"]
@@ -382,15 +390,3 @@ async def _nodes_known_to(endpoint: str) -> int:
         return 0
     samples = (line.split() for line in body.splitlines() if line.startswith("prfaas_router_live_nodes{"))
     return sum(int(float(value)) for _, value in samples) if status == HTTPStatus.OK else 0
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody uses now, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()

@@ -66,14 +66,14 @@ class Collector:
 
 
 @contextmanager
-def collector(protocol: str = "http/protobuf") -> Iterator[Collector]:
+def collector(protocol: str = "http/protobuf", port: int = 0) -> Iterator[Collector]:
     found = Collector(protocol=protocol)
-    with (_http if protocol == "http/protobuf" else _grpc)(found):
+    with (_http if protocol == "http/protobuf" else _grpc)(found, port):
         yield found
 
 
 @contextmanager
-def _http(found: Collector) -> Iterator[None]:
+def _http(found: Collector, port: int) -> Iterator[None]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
@@ -86,7 +86,7 @@ def _http(found: Collector) -> Iterator[None]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     found.endpoint = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -100,7 +100,7 @@ def _http(found: Collector) -> Iterator[None]:
 
 
 @contextmanager
-def _grpc(found: Collector) -> Iterator[None]:
+def _grpc(found: Collector, port: int) -> Iterator[None]:
     class Servicer(services.TraceServiceServicer):
         def Export(self, request: Any, context: Any) -> Any:
             found.take(request)
@@ -108,7 +108,7 @@ def _grpc(found: Collector) -> Iterator[None]:
 
     server = grpc.server(ThreadPoolExecutor(2))
     services.add_TraceServiceServicer_to_server(Servicer(), server)
-    found.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    found.endpoint = f"http://127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
     server.start()
     try:
         yield

@@ -11,9 +11,14 @@ from enum import Enum
 
 from prfaas.cluster import NodeKind, Role
 from prfaas.flows.convert_role import Phase
-from prfaas.flows.story import Ending
+from prfaas.flows.progress import Stage
+from prfaas.flows.story import Ending, Moved
 from prfaas.request import TTFT_TERMS, Mode, Path, Reason
 from prfaas.scheduling.admission import Limit
+from prfaas.scheduling.blame import Guard
+from prfaas.scheduling.breaker import Cause as BreakerCause
+from prfaas.scheduling.breaker import Circuit
+from prfaas.scheduling.canary import Verdict
 from prfaas.security import Refusal
 from prfaas.transfer.frames import Cause
 
@@ -133,8 +138,70 @@ RECOMPUTED_TOKENS = Counter(
     "prfaas_router_recomputed_tokens_total",
     "Prompt tokens that decode computed itself. More than one per request means that KV was lost on the way.",
 )
+_GUARD = Label("around", _values(Guard))
+BREAKERS = Gauge(
+    "prfaas_router_breakers",
+    "Breakers that are not closed, by what they are around: a source of prefills, a pair of source and decode node, a"
+    " link between regions.",
+    (_GUARD, Label("circuit", tuple(value for value in _values(Circuit) if value != Circuit.CLOSED.value))),
+)
+BREAKERS_OPENED = Counter(
+    "prfaas_router_breakers_opened_total",
+    "Breakers that opened. slow: prefills had not ended in their time; failed: they had failed; stalled: senders"
+    " waited for answers of the other region and got none.",
+    (_GUARD, Label("cause", _values(BreakerCause))),
+)
+BREAKER_PROBES = Counter(
+    "prfaas_router_breaker_probes_total",
+    "Attempts that were let through to find out, by whether that closed the breaker, failed, or told nothing.",
+    (_GUARD, Label("outcome", ("closed", "failed", "unknown"))),
+)
+FULL_SOURCES = Gauge(
+    "prfaas_router_full_sources", "Sources of prefills that have as many under way as they are trusted with."
+)
+HEDGES = Counter(
+    "prfaas_router_hedges_total",
+    "Prefills that were begun beside one elsewhere that took too long. won: they were first.",
+    (Label("what", ("started", "won")),),
+)
 ATTEMPTS = Counter("prfaas_router_attempts_total", "Attempts at requests, by how they ended.", (ENDING,))
+MIGRATIONS = Counter(
+    "prfaas_router_migrations_total",
+    "Streams that lost their decode node after their first token, by what became of them. moved: went on elsewhere;"
+    " complete: had all their tokens; inexact: nobody could have gone on with the same tokens; exhausted: nobody did"
+    " within router.max_migrations and router.migration_timeout_s; left: the client did not wait.",
+    (Label("outcome", _values(Moved)),),
+)
+MIGRATION_GAP = Histogram(
+    "prfaas_router_migration_gap_seconds",
+    "Of streams that went on elsewhere: between the last token from the old node and the first from the new one.",
+    _REQUEST_S,
+)
+REPLAYED_TOKENS = Counter(
+    "prfaas_router_replayed_tokens_total",
+    "Tokens, of prompts and of answers so far, that the new nodes of such streams had to compute again, or had cached.",
+    (Label("kind", ("computed", "cached")),),
+)
 IN_FLIGHT = Gauge("prfaas_router_in_flight_requests", "Requests being served now.")
+STALLED = Counter(
+    "prfaas_router_stalled_requests_total",
+    "Requests that were ended because they got nowhere, by what they waited for. No wait had ended by itself.",
+    (Label("stage", _values(Stage)),),
+)
+OLDEST_PROGRESS = Gauge(
+    "prfaas_router_oldest_progress_seconds",
+    "Of the requests that are waited for, the longest that one has reached nothing new.",
+)
+CANARIES = Counter(
+    "prfaas_router_canaries_total",
+    "Requests of the router's own whose right answers it knows. Others count none of them.",
+    (Label("verdict", _values(Verdict)),),
+)
+SHUNNED = Gauge(
+    "prfaas_router_shunned_workers",
+    "Workers that requests are kept from: the link to them is broken, or canaries came back wrong from them.",
+    (Label("why", ("unreachable", "distrusted")),),
+)
 HTTP_CONNECTIONS = Gauge("prfaas_router_http_open_connections", "Connections of clients that are open.")
 HTTP_ACCEPTED = Counter("prfaas_router_http_connections_total", "Connections that clients have made.")
 HTTP_REFUSED = Counter(
@@ -445,6 +512,9 @@ DECODE_FORWARDED_TOKENS = Counter(
     "prfaas_worker_decode_forwarded_tokens_total", "Tokens fed to decode steps, prompt tokens included."
 )
 ACTIVE_SEQUENCES = Gauge("prfaas_worker_engine_active_sequences", "Sequences in the decode batch.")
+COMMITTED_TOKENS = Gauge(
+    "prfaas_worker_committed_tokens", "What the sequences that were taken on may grow to: prompts and whole answers."
+)
 QUEUED_PREFILL_TOKENS = Gauge("prfaas_worker_queued_prefill_tokens", "Prompt tokens waiting for prefill.")
 KEPT_SEQUENCES = Gauge("prfaas_worker_kept_sequences", "Sequences prefilled here that wait for their decode.")
 KV_FREE_BYTES = Gauge("prfaas_worker_kv_free_bytes", "Free bytes of the KV pool.")
@@ -530,7 +600,19 @@ ROUTER: tuple[Metric, ...] = (
     KV_TRANSFER_BYTES,
     RECOMPUTED_TOKENS,
     ATTEMPTS,
+    BREAKERS,
+    BREAKERS_OPENED,
+    BREAKER_PROBES,
+    FULL_SOURCES,
+    HEDGES,
+    MIGRATIONS,
+    MIGRATION_GAP,
+    REPLAYED_TOKENS,
     IN_FLIGHT,
+    STALLED,
+    OLDEST_PROGRESS,
+    CANARIES,
+    SHUNNED,
     HTTP_CONNECTIONS,
     HTTP_ACCEPTED,
     HTTP_REFUSED,
@@ -584,6 +666,7 @@ WORKER: tuple[Metric, ...] = (
     ENGINE_PREFILL_TOKENS,
     DECODE_FORWARDED_TOKENS,
     ACTIVE_SEQUENCES,
+    COMMITTED_TOKENS,
     QUEUED_PREFILL_TOKENS,
     KEPT_SEQUENCES,
     KV_FREE_BYTES,

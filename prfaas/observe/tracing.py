@@ -21,7 +21,6 @@ from prfaas.errors import ConfigError
 
 if TYPE_CHECKING:
     from opentelemetry import context, trace
-    from opentelemetry.sdk.trace.export import SpanExporter
 
 #: How long the last spans may take to be sent.
 FLUSH_S = 2.0
@@ -183,12 +182,14 @@ def open_tracing(service: str, instance: str) -> Tracing:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+    from prfaas.observe.span_exporter import exporter
+
     own = {"service.instance.id": instance}
     if not (os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")):
         own["service.name"] = service
     try:
         provider = TracerProvider(resource=Resource.create(own), shutdown_on_exit=False)
-        provider.add_span_processor(BatchSpanProcessor(_exporter()))
+        provider.add_span_processor(BatchSpanProcessor(exporter()))
     except ValueError as error:
         raise ConfigError("OTEL_*", str(error)) from error
     return Tracing(provider.get_tracer("prfaas"), provider)
@@ -198,18 +199,3 @@ def _wanted() -> bool:
     named = any(os.environ.get(name) for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
     disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     return named and not disabled and os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() in ("", "otlp")
-
-
-def _exporter() -> "SpanExporter":
-    chosen = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-    match chosen or "http/protobuf":
-        case "http/protobuf":
-            from opentelemetry.exporter.otlp.proto.http import trace_exporter as http
-
-            return http.OTLPSpanExporter()
-        case "grpc":
-            from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as grpc
-
-            return grpc.OTLPSpanExporter()
-        case other:
-            raise ConfigError("OTEL_EXPORTER_OTLP_PROTOCOL", f"{other!r} is neither http/protobuf nor grpc")

@@ -18,7 +18,7 @@ from typing import Any
 
 import tokenizers
 
-from prfaas.errors import ConfigError, InvalidRequest
+from prfaas.errors import ConfigError, DeadlineExceeded, InvalidRequest
 from prfaas.tokenizer.chat import ChatTemplate
 from prfaas.tokenizer.fast import fast_encoding
 from prfaas.tokenizer.port import Message, Tool
@@ -28,6 +28,8 @@ from prfaas.tokenizer.spelling import spelled
 #: Texts up to this many characters are encoded at once, in about a millisecond; a thread would not be worth it, nor
 #: would be looking for parts of it that have been seen.
 SHORT_CHARACTERS = 4096
+#: How long a text may wait for its turn there and be encoded. The longest prompts take some seconds.
+ASIDE_S = 60.0
 #: For the tokens of parts of texts. Two million of them are some thousand long conversations.
 REMEMBERED_BYTES = 16 * 2**20
 #: Scripts, emoji, digits, spaces, and characters of one to four bytes.
@@ -114,7 +116,15 @@ class TextTokenizer:
         if sum(map(len, texts)) <= SHORT_CHARACTERS:
             return self._encode(texts, add_special_tokens=add_special_tokens)
         encode = partial(self._encode, texts, add_special_tokens=add_special_tokens)
-        return await asyncio.get_running_loop().run_in_executor(self._aside, encode)
+        encoding = asyncio.get_running_loop().run_in_executor(self._aside, encode)
+        limit = asyncio.timeout(ASIDE_S)
+        try:
+            async with limit:
+                return await encoding
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded("tokenize", ASIDE_S) from None
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))

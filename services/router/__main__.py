@@ -20,7 +20,16 @@ WORKERS_ONLY = (
 
 @click.command("router")
 @settings(
-    "cluster", "store", "cache", "security", "log", "admission", "http", own=("router", "routing"), without=WORKERS_ONLY
+    "cluster",
+    "store",
+    "cache",
+    "security",
+    "log",
+    "admission",
+    "http",
+    "canary",
+    own=("router", "routing"),
+    without=WORKERS_ONLY,
 )
 def router(config: Config) -> None:
     """Serve the OpenAI API and send each request where it is best prefilled and decoded."""

@@ -4,52 +4,42 @@ order."""
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
 
-from prfaas.cluster import Node
-from prfaas.config import Config
+from prfaas.config import Config, RouterConfig
 from prfaas.errors import ConfigError
-from prfaas.flows.serve import ServeParams
 from prfaas.identities import open_identity
-from prfaas.live.clock import AsyncioClock
-from prfaas.live.link import LinkParams, LinkPool, TokenLink
-from prfaas.live.link_grpc import GrpcTokenLink
-from prfaas.live.link_stream import LinkCounters
-from prfaas.live.link_tcp import TcpTokenLink
-from prfaas.live.pools import CachePools
-from prfaas.live.serve_ports import LiveServePorts
-from prfaas.observe.tracing import open_tracing
+from prfaas.observe.tracing import Tracing, open_tracing
 from prfaas.process import StopSignals
-from prfaas.rpc.identity import Identity, dial
 from prfaas.scheduling.admission import Admission, AdmissionParams
-from prfaas.security import PeerRole, role_of
+from prfaas.security import PeerRole
 from prfaas.stores import open_store
+from prfaas.tokenizer.port import Tokenizer
 from prfaas.tokenizer.text import load_tokenizer
 from services.router import memory
 from services.router.admin import AdminApi
 from services.router.admission import Gate
 from services.router.admission_keys import LiveKeys
-from services.router.backend import ClusterBackend, new_attempt_id
-from services.router.control import Control
+from services.router.control import Control, kept_up
 from services.router.explain import remembering
 from services.router.listening import Listening
 from services.router.live_page.tally import Tally
-from services.router.metrics import RouterMetrics
 from services.router.openai.api import OpenAiApi
 from services.router.openai.record import Observe
 from services.router.openai.settings import OpenAiSettings
 from services.router.request_log import RequestLogFile
-from services.router.same_tokenizer import SameTokenizer
+from services.router.serving import Serving, assemble
 from services.router.tenants import Tenants
 
 ADMIN_DRAIN_S = 1.0
 #: What a router that is about to stop leaves to others at once.
-LEADING = frozenset({"election", "slow loop", "pacing"})
+LEADING = frozenset({"election", "slow loop", "pacing", "canaries"})
 
 log = structlog.get_logger()
 
@@ -74,8 +64,7 @@ async def _serve(config: Config, stop: StopSignals, serving: Callable[[], None] 
     await tokenizer.test()
     model = Path(own.model_dir).name
     keys = LiveKeys(Path(config.admission.keys_file)) if config.admission.keys_file else None
-    admission = Admission(_admission(config))
-    identity = open_identity(config.security, PeerRole.ROUTER)
+    admission, identity = Admission(_admission(config)), open_identity(config.security, PeerRole.ROUTER)
     listening = Listening(config, shared=serving is not None)
     salt, name = Tenants.of(config.cache, config.cluster.name).salt, secrets.token_hex(4)
     tracing = open_tracing("prfaas-router", name)
@@ -84,63 +73,34 @@ async def _serve(config: Config, stop: StopSignals, serving: Callable[[], None] 
         store = open_store(config.store)
         stack.push_async_callback(store.close)
         control = Control(config, store, model, name)
+        path = assemble(config, model, tokenizer, control, identity, admission, keys, salt)
+        path.metrics.listening = listening
+        stack.push_async_callback(path.links.close)
 
-        counters = LinkCounters()
-        links = LinkPool(partial(_connect, LinkParams(), counters, identity, own.token_link))
-        stack.push_async_callback(links.close)
-        view, steering = SameTokenizer(control.follower.view, tokenizer.digest), control.steering
-        caches = _caches(config, control, identity) if config.cache.enabled else None
-        ports = LiveServePorts(AsyncioClock(), view, links, new_attempt_id, steering, caches=config.cache.enabled)
-        metrics = RouterMetrics(
-            [model], control.follower.age_s, lambda: control.election.leads, counters, admission, caches, keys
-        )
-        metrics.listening = listening
-        backend = ClusterBackend(
-            view,
-            ports,
-            steering,
-            _params(config),
-            metrics,
-            own.max_in_flight,
-            salt,
-            caches.matches if caches is not None else None,
-        )
         tally = Tally(time.monotonic)
-        observe: Observe = metrics.request_ended
-        if own.request_log:
-            metrics.request_log = request_log = RequestLogFile(Path(own.request_log), salt)
-            stack.callback(request_log.close)
-            observe = request_log.besides(observe)
+        observe = remembering(control.steering.decisions, tally.besides(_observe(own.request_log, path, salt, stack)))
         gate = Gate(
-            admission, keys, metrics, backend.predicted_ttft_s, time.monotonic, control.live_routers, backend.places
+            admission,
+            keys,
+            path.metrics,
+            path.backend.predicted_ttft_s,
+            time.monotonic,
+            control.live_routers,
+            path.backend.places,
         )
-        api = OpenAiApi(
-            backend,
-            tokenizer,
-            OpenAiSettings(),
-            gate,
-            now=time.monotonic,
-            wall=time.time,
-            new_seed=partial(secrets.randbits, 64),
-            observe=remembering(steering.decisions, tally.besides(observe)),
-            tracing=tracing,
-        )
-        pages, metrics_at = await listening.pages(backend) or (None, None)
+        api = _api(path, tokenizer, gate, observe, tracing)
+        pages, metrics_at = await listening.pages(path.backend) or (None, None)
         if pages is not None:
             stack.callback(pages.close)
         server, port = await listening.endpoint(api.handle, api.refused_by_head)
+        # A second signal ends the drain, and with it what is still being served.
+        stack.push_async_callback(server.cut_off, path.links.close)
         if own.admin_key:
-            operator = control.operator(caches)
-            live = control.live(operator, admission, tally, caches)
-            handle = AdminApi(operator, own.admin_key, live).handle
-            admin, admin_port = await listening.admin(handle)
-            stack.push_async_callback(admin.drain, ADMIN_DRAIN_S)
-            control.admin = f"{own.admin_host}:{admin_port}"
-        beside = {name: group.create_task(story, name=name) for name, story in control.stories(caches).items()}
-        if keys is not None:
-            beside["API keys"] = group.create_task(keys.run(), name="API keys")
-        if listening.tls is not None:
-            beside["certificate"] = group.create_task(listening.tls.run(), name="certificate")
+            control.admin = await _administer(own, listening, control, path, admission, tally, stack)
+        beside = {
+            name: group.create_task(story, name=name)
+            for name, story in _beside(config, control, path, keys, listening).items()
+        }
         memory.settle()
         stop.ready()
         log.info(
@@ -156,20 +116,73 @@ async def _serve(config: Config, stop: StopSignals, serving: Callable[[], None] 
         await stop.wait()
         for name in LEADING & beside.keys():
             beside[name].cancel()
-        backend.draining = True
-        await server.drain(own.drain_timeout_s)
+        path.backend.draining = True
+        await server.drain(own.drain_timeout_s, path.links.close)
         for task in beside.values():
             task.cancel()
 
 
-def _caches(config: Config, control: Control, identity: Identity | None) -> CachePools:
-    return CachePools(
-        control.router,
-        control.follower.view,
-        partial(dial, identity, PeerRole.CACHE_POOL),
-        bound_bytes=config.cache.index_bytes,
-        stale_s=config.cache.stale_s,
+def _observe(path: str, serving: Serving, salt: Callable[[str], bytes], stack: AsyncExitStack) -> Observe:
+    """Who is told of each request that has ended: the metrics, and a file at the path if there is one."""
+    observe: Observe = serving.metrics.request_ended
+    if path:
+        serving.metrics.request_log = request_log = RequestLogFile(Path(path), salt)
+        stack.callback(request_log.close)
+        observe = request_log.besides(observe)
+    return observe
+
+
+def _api(path: Serving, tokenizer: Tokenizer, gate: Gate, observe: Observe, tracing: Tracing) -> OpenAiApi:
+    return OpenAiApi(
+        path.backend,
+        tokenizer,
+        OpenAiSettings(),
+        gate,
+        now=time.monotonic,
+        wall=time.time,
+        new_seed=partial(secrets.randbits, 64),
+        observe=observe,
+        tracing=tracing,
     )
+
+
+async def _administer(
+    own: RouterConfig,
+    listening: Listening,
+    control: Control,
+    path: Serving,
+    admission: Admission,
+    tally: Tally,
+    stack: AsyncExitStack,
+) -> str:
+    """Where the operator's interface is."""
+    operator = control.operator(path.caches)
+    operator.shunned = lambda: {
+        **dict.fromkeys(path.links.broken(), "its link is broken"),
+        **path.canary.reasons(),
+    }
+    live = control.live(operator, admission, tally, path.caches)
+    admin, port = await listening.admin(AdminApi(operator, own.admin_key, live).handle)
+    stack.push_async_callback(admin.drain, ADMIN_DRAIN_S)
+    return f"{own.admin_host}:{port}"
+
+
+def _beside(
+    config: Config, control: Control, path: Serving, keys: LiveKeys | None, listening: Listening
+) -> dict[str, Coroutine[Any, Any, None]]:
+    """What runs beside the serving, by name, until it is cancelled."""
+    stories = {
+        **control.stories(path.caches),
+        "watchdog": path.watchdog.run(),
+        "links": path.links.mend(),
+    }
+    if config.canary.mode == "on":
+        stories["canaries"] = kept_up("canaries", path.canaries.run)
+    if keys is not None:
+        stories["API keys"] = keys.run()
+    if listening.tls is not None:
+        stories["certificate"] = listening.tls.run()
+    return stories
 
 
 def _admission(config: Config) -> AdmissionParams:
@@ -182,24 +195,3 @@ def _admission(config: Config) -> AdmissionParams:
         max_wait_s=own.max_wait_s,
         ageing_s=own.ageing_s,
     )
-
-
-def _params(config: Config) -> ServeParams:
-    own = config.router
-    return ServeParams(
-        reserve_timeout_s=own.reserve_timeout_s,
-        prefill_timeout_s=own.prefill_timeout_s,
-        prefill_timeout_s_per_token=own.prefill_timeout_s_per_token,
-        first_token_timeout_s=own.first_token_timeout_s,
-        token_gap_timeout_s=own.token_gap_timeout_s,
-        max_attempts=own.max_attempts,
-        on_prefill_failure=own.on_prefill_failure,
-    )
-
-
-def _connect(params: LinkParams, counters: LinkCounters, identity: Identity | None, how: str, node: Node) -> TokenLink:
-    who, peer = (node.id, node.incarnation), role_of(node.kind)
-    if how == "tcp" and node.link_address:
-        return TcpTokenLink(node.link_address, *who, params=params, counters=counters, identity=identity, peer=peer)
-    channel = partial(dial, identity, peer)
-    return GrpcTokenLink(node.rpc_address, *who, params=params, counters=counters, channel=channel)

@@ -8,6 +8,7 @@ from prfaas.live.decisions import Decided, Decisions
 from prfaas.live.pools import CachePools
 from prfaas.live.situation import Situation
 from prfaas.scheduling.rule import Pair
+from services.router.breaker_metrics import described_shut
 from services.router.openai.receipt import described_attempt, described_cache, described_route
 from services.router.openai.record import Observe, RequestLog
 
@@ -47,6 +48,7 @@ def described_situation(situation: Situation) -> dict[str, Any]:
             "usable_bytes_per_s": decision.usable_bytes_per_s,
         },
         "links": described_links(situation.links),
+        "shut": described_shut(situation.shut),
     }
 
 
@@ -60,6 +62,7 @@ def described_links(links: Mapping[Pair, LinkState]) -> list[dict[str, Any]]:
             "utilization": link.utilization,
             "queued_bytes": link.queued_bytes,
             "queue_age_s": link.queue_age_s,
+            "stalled_s": link.stalled_s,
             "rtt_s": link.rtt_s,
             "retransmitted_ratio": link.retransmitted_ratio,
         }

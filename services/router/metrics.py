@@ -9,14 +9,18 @@ import structlog
 
 from prfaas.cluster import ClusterView, LinkState, RegionId
 from prfaas.kvcache.feed import Copy
+from prfaas.live.link import LinkPool
 from prfaas.live.link_stream import LinkCounters
 from prfaas.live.pools import CachePools
 from prfaas.live.steering import Steering
+from prfaas.live.watchdog import Watchdog
 from prfaas.observe import names
 from prfaas.observe.metrics import Metrics
 from prfaas.observe.tracing import trace_id_of
 from prfaas.scheduling.admission import Admission
 from services.router.admission_keys import LiveKeys
+from services.router.breaker_metrics import show_breakers
+from services.router.canary import Canaries
 from services.router.listening import Listening
 from services.router.openai.record import RequestLog
 from services.router.request_counts import COMPLETIONS, RequestCounts
@@ -41,6 +45,9 @@ class RouterMetrics:
         #: Once it is known.
         self.listening: Listening | None = None
         self.request_log: RequestLogFile | None = None
+        self.watchdog: Watchdog | None = None
+        self.canaries: Canaries | None = None
+        self.links: LinkPool | None = None
         self._caches, self._regions = caches, set[str]()
         self._admission, self._keys = admission, keys
         self._metrics = Metrics(names.ROUTER, {"model": models, "tenant": [""]})
@@ -77,15 +84,31 @@ class RouterMetrics:
         self._metrics.set(names.ROUTER_PLAN_EPOCH, view.plan.epoch if view.plan else 0)
         self._count_messages()
         self._show_admission()
+        show_breakers(self._metrics, steering)
         if self.listening is not None:
             self._show_front(self.listening)
         if self.request_log is not None:
             self._show_request_log(self.request_log)
+        self._show_health(view)
         for link in steering.situation.links.values():
             self._show(link)
         if self._caches is not None:
             self._show_caches(self._caches)
         return self._metrics.exposition()
+
+    def _show_health(self, view: ClusterView) -> None:
+        """What is not well, and whom requests are kept from for it."""
+        metrics = self._metrics
+        if self.watchdog is not None:
+            metrics.set(names.OLDEST_PROGRESS, self.watchdog.oldest_s())
+            for stage, total in self.watchdog.stalled.items():
+                metrics.follow(names.STALLED, total, stage=stage.value)
+        if self.links is not None:
+            metrics.set(names.SHUNNED, len(self.links.broken() & view.nodes.keys()), why="unreachable")
+        if self.canaries is not None:
+            metrics.set(names.SHUNNED, len(self.canaries.canary.distrusted & view.nodes.keys()), why="distrusted")
+            for verdict, total in self.canaries.ports.verdicts.items():
+                metrics.follow(names.CANARIES, total, verdict=verdict.value)
 
     def _show_admission(self) -> None:
         metrics, admission, keys = self._metrics, self._admission, self._keys
@@ -174,6 +197,7 @@ def _line(record: RequestLog) -> dict[str, object]:
         "prefill": route.prefill if route else None,
         "decode": route.decode if route else None,
         "attempts": len(story.attempts) if story else 0,
+        "migrations": story.moves if story else 0,
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": story.prefill.cached_tokens if story and story.prefill else None,
         "output_tokens": record.output_tokens,

@@ -1,6 +1,7 @@
 """What an operator can ask of the cluster and do to it, by way of one router."""
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -58,6 +59,8 @@ class Operator:
         threshold_tokens: int,
         caches: CachePools | None = None,
     ) -> None:
+        #: Why this router keeps requests from nodes, by node.
+        self.shunned: Callable[[], Mapping[NodeId, str]] = dict
         self._caches = caches
         self._store, self._cluster, self._router = store, cluster, router
         self._follower, self._election, self._steering, self._ports = follower, election, steering, ports
@@ -179,6 +182,7 @@ class Operator:
             "phase": record.phase if record is not None else None,
             "epoch": record.epoch if record is not None else None,
             "draining": load.draining,
+            "shunned": self.shunned().get(name),
             "model": node.model,
             "hardware": node.hardware,
             "queued_prefill_tokens": load.queued_prefill_tokens,

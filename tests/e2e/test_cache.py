@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from services.local_cluster import PD_REGION, PREFILL_REGION, LocalCluster, Plan
-from tests.e2e.client import Completed, at_rest, complete, eventually, metrics, total
+from services.local_cluster import PD_REGION, LocalCluster, Plan
+from tests.e2e.caches import UNIT, cached, grown, objects, units
+from tests.e2e.client import at_rest, complete, eventually, metrics, total
 from tests.e2e.conftest import StartCluster
 from tests.e2e.reference import Alone, token_ids
 
@@ -17,27 +18,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ModelDir = Callable[[str], Path]
 Reference = Callable[[str], Alone]
-UNIT = 64
-LOCAL = ("cost_model", "kimi_linear", "qwen3_next", "qwen3")
-
-
-def units(tokens: int) -> int:
-    return tokens // UNIT * UNIT
-
-
-def cached(done: Completed) -> int:
-    return int(done.receipt["cache"]["reported_tokens"])
-
-
-async def objects(cluster: LocalCluster, region: str, kind: str = "kv") -> float:
-    """What the region's cache keeps."""
-    shards = [name for name in cluster.processes if name.startswith(f"pool-{region}-")]
-    return sum([total(await metrics(cluster, name), "prfaas_pool_resident_objects", kind=kind) for name in shards])
-
-
-async def grown(cluster: LocalCluster, region: str, kv: float, states: float) -> bool:
-    """what was computed is in the region's cache"""
-    return await objects(cluster, region) >= kv and await objects(cluster, region, "state") >= states
+#: tests/integration/test_worker_cache.py has workers with each of them.
+LOCAL = (
+    "cost_model",
+    "kimi_linear",
+    *(pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3_next", "qwen3")),
+)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session", params=LOCAL)
@@ -90,33 +76,6 @@ async def test_an_edited_history_equals_a_cold_run(local: tuple[str, LocalCluste
     done = await complete(cluster, again, 20)
     assert cached(done) == units(333)
     assert done.token_ids == alone(family).answer(again, 20)
-
-
-async def test_a_remote_turn_sends_what_is_missing(hybrid: tuple[str, LocalCluster], alone: Reference):
-    """The prefill region has the prompt, the decode region prompt and answer: the first decides what is computed, the
-    second what crosses, which is the missing KV and the full state (M1, M2)."""
-    family, cluster = hybrid
-    model = alone(family)
-    layout = model.engine.info.layout
-    kv = {region: await objects(cluster, region) for region in (PREFILL_REGION, PD_REGION)}
-    states = {region: await objects(cluster, region, "state") for region in (PREFILL_REGION, PD_REGION)}
-    prompt = token_ids(900, seed=4)
-    first = await complete(cluster, prompt, 100)
-    assert first.receipt["path"] == "remote" and cached(first) == 0
-    assert first.receipt["kv_bytes"] == layout.size_bytes(899)
-    for region, tokens in ((PREFILL_REGION, 899), (PD_REGION, 999)):
-        await eventually(partial(grown, cluster, region, kv[region] + units(tokens) // UNIT, states[region] + 1))
-    again = await complete(cluster, prompt, 100)
-    assert again.token_ids == first.token_ids == model.answer(prompt, 100)
-    assert cached(again) == units(899)
-    assert again.receipt["kv_bytes"] == layout.state_bytes + layout.bytes_per_token * (899 - units(898))
-    turn = prompt + first.token_ids + token_ids(80, seed=5)
-    second = await complete(cluster, turn, 20)
-    assert cached(second) >= units(899)
-    held = units(999)
-    assert second.receipt["kv_bytes"] == layout.state_bytes + layout.bytes_per_token * (len(turn) - 1 - held)
-    assert second.token_ids == model.answer(turn, 20)
-    await eventually(partial(at_rest, cluster))
 
 
 @pytest.mark.slow

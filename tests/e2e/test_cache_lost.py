@@ -11,7 +11,7 @@ import pytest
 from services.local_cluster import PD_REGION, LocalCluster, Plan, local_cluster
 from tests.e2e.client import Completed, complete, metrics, total
 
-FAMILY = "kimi_linear"
+FAMILY = "cost_model"
 PROMPT = [(7 * number + number // 64) % 250 for number in range(1500)]
 TOKENS = 12
 LIVENESS_S = 60.0

@@ -1,11 +1,14 @@
-"""Remote prefill and decode give the very tokens of the same engine alone, at every kind of prompt length."""
+"""Remote prefill and decode give the very tokens of the same engine alone, at every kind of prompt length, and when a
+part of the prompt is cached."""
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from services.local_cluster import LocalCluster
+from services.local_cluster import PD_REGION, PREFILL_REGION, LocalCluster
+from tests.e2e.caches import UNIT, cached, grown, objects, units
 from tests.e2e.client import at_rest, complete, eventually, over_pd_nodes
 from tests.e2e.reference import Alone, token_ids
 
@@ -57,3 +60,30 @@ async def test_decode_counts_what_it_forwards(hybrid: Hybrid):
         return await over_pd_nodes(cluster, name) - before == expected
 
     await eventually(counted)
+
+
+async def test_a_remote_turn_sends_what_is_missing(hybrid: tuple[str, LocalCluster], alone: Reference):
+    """The prefill region has the prompt, the decode region prompt and answer: the first decides what is computed, the
+    second what crosses, which is the missing KV and the full state (M1, M2)."""
+    family, cluster = hybrid
+    model = alone(family)
+    layout = model.engine.info.layout
+    kv = {region: await objects(cluster, region) for region in (PREFILL_REGION, PD_REGION)}
+    states = {region: await objects(cluster, region, "state") for region in (PREFILL_REGION, PD_REGION)}
+    prompt = token_ids(900, seed=4)
+    first = await complete(cluster, prompt, 100)
+    assert first.receipt["path"] == "remote" and cached(first) == 0
+    assert first.receipt["kv_bytes"] == layout.size_bytes(899)
+    for region, tokens in ((PREFILL_REGION, 899), (PD_REGION, 999)):
+        await eventually(partial(grown, cluster, region, kv[region] + units(tokens) // UNIT, states[region] + 1))
+    again = await complete(cluster, prompt, 100)
+    assert again.token_ids == first.token_ids == model.answer(prompt, 100)
+    assert cached(again) == units(899)
+    assert again.receipt["kv_bytes"] == layout.state_bytes + layout.bytes_per_token * (899 - units(898))
+    turn = prompt + first.token_ids + token_ids(80, seed=5)
+    second = await complete(cluster, turn, 20)
+    assert cached(second) >= units(899)
+    held = units(999)
+    assert second.receipt["kv_bytes"] == layout.state_bytes + layout.bytes_per_token * (len(turn) - 1 - held)
+    assert second.token_ids == model.answer(turn, 20)
+    await eventually(partial(at_rest, cluster))

@@ -14,8 +14,9 @@ import pytest_asyncio
 from prfaas.process import end
 from prfaas.transfer.frames import HEADER_BYTES, OF_ATTEMPT, Header, Kind, decode
 from prfaas.transfer.greeting import Hello, unpack
+from services.free_ports import free_ports
 from services.http_client import ask, fetch
-from services.local_cluster import LocalCluster, Plan, free_ports, local_cluster, store_of
+from services.local_cluster import LocalCluster, Plan, local_cluster, store_of
 from tests.e2e.client import LIVENESS_S, complete, eventually, metrics, total
 from tests.e2e.reference import Alone, token_ids
 

@@ -14,7 +14,7 @@ from pathlib import Path as FilePath
 from typing import Any, TypeVar
 
 from prfaas.cluster import LOGPROBS, NodeId
-from prfaas.errors import Overloaded, PeerUnavailable
+from prfaas.errors import Overloaded, PeerUnavailable, Stopping
 from prfaas.flows.ports import PrefillReport, TokenBatch
 from prfaas.flows.story import Attempt, Ending, Story
 from prfaas.request import TOKEN_BYTES, AttemptId, FinishReason, Path, Reason, Request, RequestId, Route, Score
@@ -54,6 +54,8 @@ class EchoBackend:
         self.why_not: str | None = None
         self.names = (ECHO, STUCK, STALLS, BREAKS, FULL, BUGGY, ENDLESS)
         self.running = 0
+        #: What stalls fails with this.
+        self.stopping = asyncio.Event()
         #: Whose completions were begun, in order.
         self.tenants: queue.Queue[str] = queue.Queue()
         self.sent_batches = 0
@@ -129,7 +131,8 @@ class EchoBackend:
             if number == 3 and request.model == BREAKS:
                 raise PeerUnavailable("d0", "the link broke")
             if number == 3 and request.model == STALLS:
-                await asyncio.sleep(3600)
+                await self.stopping.wait()
+                raise Stopping("the router")
             yield scored(token, request.top_logits) if request.top_logits else TokenBatch(tokens=token)
             await asyncio.sleep(0)
         finish = FinishReason.LENGTH if len(tokens) > len(shown) else FinishReason.STOP

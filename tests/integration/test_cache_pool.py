@@ -35,7 +35,7 @@ from prfaas.rpc.v1 import cache_pb2
 from prfaas.rpc.v1.cache_pb2_grpc import CachePoolStub
 from prfaas.security import PeerRole
 from services.certificates import pem_files, write_all
-from services.local_cluster import free_ports
+from services.free_ports import free_ports
 from tests.integration.cache_peers import (
     LIVENESS_S,
     REGION,

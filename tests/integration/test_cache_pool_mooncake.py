@@ -9,7 +9,7 @@ import pytest
 
 from prfaas.engine.cost_model import write_config
 from prfaas.kvcache.hashing import HASH_UNIT_TOKENS
-from services.local_cluster import free_ports
+from services.free_ports import free_ports
 from tests.integration.cache_peers import (
     LIVENESS_S,
     SHARD,

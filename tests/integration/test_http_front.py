@@ -545,6 +545,20 @@ def test_draining_is_bounded(router: Router):
     assert router.log().status == 499
 
 
+def test_what_is_cut_off_is_told_why(router: Router):
+    """When a drain has lasted too long, a stream that can still be told ends in words."""
+
+    async def end() -> None:
+        router.backend.stopping.set()
+
+    with Wire(router.port) as wire:
+        wire.send(completion(STALLS, [70, 71, 72], stream=True)).read_head()
+        router.call(router.server.drain(0.1, end))
+        assert b"the router is stopping" in wire.rest()
+        assert (router.server.connections, router.backend.running) == (0, 0)
+    assert router.log().status != 499
+
+
 def test_tls(new_loop: Callable[[], asyncio.AbstractEventLoop], tokenizer: TextTokenizer, tmp_path: Path):
     """The same over TLS: answers, refusals, leaving, and handshakes that fail."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"

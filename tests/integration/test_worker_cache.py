@@ -21,7 +21,7 @@ from prfaas.node.cache_plan import whole_units
 from prfaas.node.worker import Worker
 from prfaas.request import AttemptId, RequestId, Sampling
 from prfaas.rpc.commands import Cancel, Decode, Destination, Failed, Prefill, PrefillDone, Reserve, Reserved, Tokens
-from services.local_cluster import free_ports
+from services.free_ports import free_ports
 from tests.integration.cache_peers import CacheWorld, cache_world, metric, open_store_of, until
 from tests.integration.kv_pumps import Line
 from tests.integration.test_worker import (

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import ssl as tls
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from services.router.http.counters import FrontCounters
 from services.router.http.errors import error_response
@@ -15,6 +15,8 @@ from services.router.http.protocol import Connection
 BACKLOG = 1024
 #: How long handlers may take to clean up after they were cancelled.
 CANCEL_TIMEOUT_S = 5.0
+#: How long handlers may take to say why they end early.
+LAST_WORDS_S = 1.0
 #: What the kernel takes of a response beyond what is on its way to the client. A client that reads nothing would
 #: otherwise have it keep megabytes.
 UNSENT_BYTES = 128 << 10
@@ -23,6 +25,8 @@ UNSENT_BYTES = 128 << 10
 PROBE_AFTER_S, PROBE_EVERY_S, PROBES = 30, 10, 3
 #: Turns of the event loop in which connections that wait to be accepted are.
 ACCEPT_TURNS = 8
+
+End = Callable[[], Awaitable[None]]
 
 
 class HttpServer:
@@ -66,7 +70,7 @@ class HttpServer:
         bound: int = listener.sockets[0].getsockname()[1]
         return bound
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self, timeout_s: float, end: End | None = None) -> None:
         """Accept nothing more, let requests that have begun finish for `timeout_s`, then cut off the rest."""
         for _ in range(ACCEPT_TURNS):  # closing would reset who is connected and only waits for us
             await asyncio.sleep(0)
@@ -76,9 +80,16 @@ class HttpServer:
         for connection in list(self._connections):
             connection.finish()
         if not await self._emptied(timeout_s):
-            for connection in list(self._connections):
-                connection.abort()
-            await self._emptied(CANCEL_TIMEOUT_S)
+            await self.cut_off(end)
+
+    async def cut_off(self, end: End | None = None) -> None:
+        """Now. `end` lets handlers fail that are still at work, and they have a moment to tell their clients."""
+        if end is not None:
+            await end()
+            await self._emptied(LAST_WORDS_S)
+        for connection in list(self._connections):
+            connection.abort()
+        await self._emptied(CANCEL_TIMEOUT_S)
 
     async def _emptied(self, timeout_s: float) -> bool:
         try:

@@ -19,6 +19,7 @@ from prfaas.live.steering import Steering
 from prfaas.membership.election import Election
 from prfaas.membership.follow import ClusterFollower
 from prfaas.scheduling.admission import Admission
+from services.router.breaker_metrics import described_breakers
 from services.router.explain import described_links
 from services.router.live_page.nodes import Departures, described_nodes
 from services.router.live_page.tally import Tally
@@ -70,6 +71,7 @@ class LiveState:
             "router": self._router(now),
             **nodes,
             "links": {"total": len(links), "shown": links[:MAX_LINKS]},
+            "breakers": described_breakers(self.steering.breakers, now),
             "threshold": self._threshold(),
             "plan": self._plan(),
             "routers": self._routers(),

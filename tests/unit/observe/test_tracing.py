@@ -8,8 +8,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from opentelemetry.sdk.trace.export import SpanExportResult
+from structlog.testing import capture_logs
 
 from prfaas.errors import ConfigError
+from prfaas.observe.span_exporter import exporter
 from prfaas.observe.tracing import FLUSH_S, NO_TRACING, Tracing, open_tracing, trace_id_of, valid_traceparent
 from tests.otlp_collector import Collector, collector
 
@@ -151,3 +154,24 @@ async def test_a_collector_that_does_not_answer_holds_no_end_up(monkeypatch):
         async with asyncio.timeout(FLUSH_S + 5):
             await tracing.close()
         assert time.monotonic() - begun_s >= FLUSH_S * 0.9
+
+
+async def test_a_collector_that_is_away_is_told_of_once(monkeypatch, caplog):
+    """And once more when it is back, however many batches were lost in between."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+    with capture_logs() as lines:
+        spans = exporter()
+        results = [await asyncio.to_thread(spans.export, ()) for _ in range(4)]
+        assert SpanExportResult.SUCCESS not in results
+        with collector(port=port):
+            assert await asyncio.to_thread(spans.export, ()) is SpanExportResult.SUCCESS
+            assert await asyncio.to_thread(spans.export, ()) is SpanExportResult.SUCCESS
+        spans.shutdown()
+    assert [line["event"].split(":")[0] for line in lines] == [
+        "the trace collector takes no spans",
+        "the trace collector takes spans again",
+    ]
+    assert not caplog.records, "nor does OpenTelemetry tell of each"
