@@ -1,6 +1,7 @@
 """A Mooncake Store that fails: our calls end with our error, in time, and nothing wrong is served."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -99,6 +100,7 @@ async def test_a_master_that_hangs_costs_no_more_than_the_deadline(cluster: Moon
     store = await MooncakeBlockStore.open(replace(settings(cluster), deadline_s=0.5), "model-a", "0")
     await store.put(KEY, b"h", memoryview(DATA))
     cluster.master_process.send_signal(signal.SIGSTOP)
+    await asyncio.to_thread(os.waitid, os.P_PID, cluster.master_process.pid, os.WSTOPPED | os.WNOWAIT)
     try:
         for _ in range(3):
             with pytest.raises(StoreFailed, match="not done"):
