@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.free_ports import free_ports
+
 START_S = 20.0
 #: The memory of a client that tests use beside the store: no more than it takes.
 _BUFFER_BYTES = 64 << 20
@@ -43,7 +45,7 @@ def missing() -> str:
 
 @contextmanager
 def start_mooncake(directory: Path, memory_bytes: int) -> Iterator[MooncakeCluster]:
-    rpc_port, admin_port, holder_port = (_free_port() for _ in range(3))
+    rpc_port, admin_port, holder_port = free_ports(3)
     master, admin = f"127.0.0.1:{rpc_port}", f"127.0.0.1:{admin_port}"
     started = [
         _spawn(
@@ -101,10 +103,3 @@ def _wait_until(ready: Any, process: subprocess.Popen[bytes], log: Path) -> None
 def _answers(port: int) -> bool:
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
