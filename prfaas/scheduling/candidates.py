@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import islice
 
 from prfaas.cluster import ClusterView, Node, NodeId, NodeKind, RegionId, Role, Traits
-from prfaas.errors import ModelNotFound, PeerUnavailable
+from prfaas.errors import PeerUnavailable
 from prfaas.remembered import Remembered
 from prfaas.request import Matches, Request
 
@@ -37,10 +37,10 @@ class Candidates:
         ]
 
     def decoding(self) -> list[Node]:
-        """Some may be named twice. Raises ModelNotFound, or PeerUnavailable when no node is left."""
+        """Some may be named twice. Raises PeerUnavailable when no node is left."""
         found = self._fitting(self._view.decode, _decodes(self._request.model))
         if not found:
-            raise self._nothing_decodes()
+            raise PeerUnavailable("cluster", f"no decode node of {self._request.model} is left for this request")
         return found
 
     def beside(self, decode: Node, shut: frozenset[NodeId] = frozenset()) -> list[Node]:
@@ -91,12 +91,6 @@ class Candidates:
         if shut or regions:
             holders = [node for node in holders if node.id not in shut and node.region not in regions]
         return found + [node for node in holders if fits[node.traits] and node is not other_than]
-
-    def _nothing_decodes(self) -> ModelNotFound | PeerUnavailable:
-        model = self._request.model
-        if any(node.model == model and node.kind is PD for node in self._view.nodes.values()):
-            return PeerUnavailable("cluster", f"no decode node of {model} is left for this request")
-        return ModelNotFound(model)
 
 
 @lru_cache(maxsize=64)

@@ -34,7 +34,7 @@ def choose(
 ) -> Route:
     """The route of a request. `avoid` names nodes that are not used, in either class, as those that failed it before.
 
-    `matches` lists the best holders first. Raises ModelNotFound, or PeerUnavailable when no node is left to decode.
+    `matches` lists the best holders first. Raises PeerUnavailable when no node is left to decode.
     """
     ways = Ways(request, matches, view, params, avoid)
     own, beside, remote = ways.own(), ways.beside(), ways.remote()

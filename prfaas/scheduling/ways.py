@@ -31,7 +31,7 @@ class Ways:
     def __init__(
         self, request: Request, matches: Matches, view: ClusterView, params: RoutingParams, avoid: frozenset[NodeId]
     ) -> None:
-        """Raises ModelNotFound, or PeerUnavailable when no node is left to decode."""
+        """Raises PeerUnavailable when no node is left to decode."""
         self._view, self.params = view, params
         self._matches, self._handoff_tokens = matches, request.handoff_tokens
         self._candidates = Candidates(request, matches, view, avoid)

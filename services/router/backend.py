@@ -23,6 +23,8 @@ from services.router.same_tokenizer import SameTokenizer
 
 #: Of a stream whose tokens are diverted: the limits that flows put on their waits are much longer.
 LIVELY_S = 5.0
+#: A model whose last worker left is away so long, and unknown afterwards.
+MODEL_AWAY_S = 900.0
 #: What is cached of a request's prompt.
 Find = Callable[[Request], Awaitable[Matches]]
 
@@ -53,6 +55,8 @@ class ClusterBackend:
         self._lively_s = min(LIVELY_S, params.token_gap_timeout_s / 4)
         self._seen: ClusterView | None = None
         self._cards: Sequence[ModelCard] = ()
+        #: When each was last seen to be served, in monotonic seconds; of those that are now it is not said.
+        self._last_served: dict[str, float] = {}
         self._places: int | None = None
         self._in_flight = 0
         #: Of the attempts whose tokens are diverted.
@@ -64,6 +68,10 @@ class ClusterBackend:
         self._look()
         return self._cards
 
+    def was_served(self, model: str) -> bool:
+        self._look()
+        return time.monotonic() - self._last_served.get(model, float("-inf")) < MODEL_AWAY_S
+
     def places(self) -> int | None:
         """For sequences, on all nodes that decode; None when one of them does not say."""
         self._look()
@@ -72,6 +80,7 @@ class ClusterBackend:
     def _look(self) -> None:
         view = self._view()
         if view is not self._seen:
+            self._last_served |= dict.fromkeys((card.id for card in self._cards), time.monotonic())
             self._seen, self._cards, self._places = view, self._cards_of(view), _places(view)
 
     def _cards_of(self, view: ClusterView) -> Sequence[ModelCard]:

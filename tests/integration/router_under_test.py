@@ -53,6 +53,8 @@ class EchoBackend:
         self._ids = itertools.count(1)
         self.why_not: str | None = None
         self.names = (ECHO, STUCK, STALLS, BREAKS, FULL, BUGGY, ENDLESS)
+        #: Names that were served before.
+        self.left: set[str] = set()
         self.running = 0
         #: What stalls fails with this.
         self.stopping = asyncio.Event()
@@ -74,6 +76,9 @@ class EchoBackend:
             )
             for name in self.names
         ]
+
+    def was_served(self, model: str) -> bool:
+        return model in self.left
 
     def obstacle(self) -> str | None:
         return self.why_not

@@ -393,6 +393,14 @@ def test_routes_and_methods(router: Router):
             assert "all nodes that decode are draining" in told.json["error"]["message"]
 
 
+def test_a_model_that_left_may_be_asked_for_again(router: Router):
+    """503, which clients ask again after; a name that nobody knows is the client's mistake."""
+    router.backend.left.add("left")
+    with Wire(router.port) as wire:
+        left, wrong = (wire.ask("POST", "/v1/completions", {"model": name, "prompt": "x"}) for name in ("left", "no"))
+    assert (left.status, left.headers["retry-after"], wrong.status) == (503, "1", 404)
+
+
 def test_every_answer_is_dated(router: Router):
     """As RFC 9110 wants it of whoever has a clock, refusals included."""
     with Wire(router.port) as wire:

@@ -50,6 +50,8 @@ class Catalogue:
         for card in cards:
             if card.id == model:
                 return card
+        if self.backend.was_served(model):
+            raise Overloaded(f"no live worker serves {model}")
         raise ModelNotFound(model)
 
 

@@ -28,6 +28,10 @@ class Backend(Protocol):
         """Models that can be served now."""
         ...
 
+    def was_served(self, model: str) -> bool:
+        """Not long ago, and may be again: nobody who decodes it is there, or all of them drain."""
+        ...
+
     def obstacle(self) -> str | None:
         """Why nothing more can be served now; None when something can."""
         ...

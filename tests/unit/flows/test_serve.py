@@ -13,7 +13,6 @@ from prfaas.errors import (
     DeadlineExceeded,
     EngineFailed,
     InvalidRequest,
-    ModelNotFound,
     NamespaceMismatch,
     Overloaded,
     PeerUnavailable,
@@ -414,10 +413,10 @@ def test_field_C7_an_invalid_request_found_by_a_worker_is_the_clients_at_once():
     assert world.kernel.now() < 1.0
 
 
-def test_an_unknown_model_is_refused_before_anything_is_reserved():
-    """Nothing was begun, so nothing is in the story."""
+def test_a_model_whose_nodes_have_left_is_refused_before_anything_is_reserved():
+    """Nothing was begun, so nothing is in the story. It may come back: the client did not name it wrongly."""
     world = World(far("p0"), node("d0", Role.DECODE))
-    world.fail(prompt(500, model="nope"), ModelNotFound)
+    world.fail(prompt(500, model="left"), PeerUnavailable)
     assert world.story.attempts == []
 
 
@@ -632,7 +631,7 @@ def test_demand_is_told_once_per_request():
     assert len(world.complete(prompt(500)).attempts) > 1
     assert world.ports.demand == 1
     nobody = World(far("p0"))
-    nobody.fail(prompt(500), ModelNotFound)
+    nobody.fail(prompt(500), PeerUnavailable)
     assert nobody.ports.demand == 0
 
 

@@ -5,44 +5,17 @@ from dataclasses import replace
 import pytest
 
 from prfaas.cluster import ClusterView, NodeLoad
-from prfaas.flows.serve import ServeParams
-from prfaas.live.clock import AsyncioClock
-from prfaas.live.link import LinkPool
-from prfaas.live.link_stream import LinkCounters
-from prfaas.live.serve_ports import LiveServePorts
-from prfaas.live.steering import Steering
-from prfaas.live.watchdog import Watchdog
 from prfaas.request import NO_MATCHES, Match, Matches, Request, RequestId, Sampling
-from prfaas.scheduling.admission import Admission, AdmissionParams
-from prfaas.scheduling.demand import DemandParams
 from prfaas.scheduling.routing import RoutingParams
-from services.router.backend import ClusterBackend, new_attempt_id
-from services.router.metrics import RouterMetrics
-from services.router.same_tokenizer import SameTokenizer
-from tests.unit.scheduling.steering_scenes import NEAR, PROFILES, case_study
+from tests.unit.router.backends import backend_on
+from tests.unit.scheduling.steering_scenes import PROFILES, case_study
 
 RULE = RoutingParams(10**6, profiles=PROFILES)
-PARAMS = ServeParams(
-    reserve_timeout_s=1.0,
-    prefill_timeout_s=1.0,
-    prefill_timeout_s_per_token=0.0,
-    first_token_timeout_s=1.0,
-    token_gap_timeout_s=1.0,
-)
-
-
-def no_link(*_: object) -> None:
-    raise AssertionError("a prediction asks nobody")
 
 
 async def predicted_s(
     view: ClusterView, prompt_tokens: int, rule: RoutingParams = RULE, matches: Matches = NO_MATCHES
 ) -> float | None:
-    steering = Steering(NEAR, rule, 0.0, DemandParams())
-    ports = LiveServePorts(AsyncioClock(), lambda: view, LinkPool(no_link), new_attempt_id, steering)  # type: ignore[arg-type]
-    machine = Admission(AdmissionParams(max_running=1))
-    metrics = RouterMetrics(["m"], lambda: 0.0, lambda: False, LinkCounters(), machine)
-
     async def find(request: Request) -> Matches:
         assert request.salt == b"salt of acme"
         return matches
@@ -50,9 +23,7 @@ async def predicted_s(
     def salt(tenant: str) -> bytes:
         return b"salt of " + tenant.encode()
 
-    backend = ClusterBackend(
-        SameTokenizer(lambda: view, ""), ports, steering, PARAMS, metrics, 1, salt, find, watchdog=Watchdog(30.0)
-    )
+    backend = backend_on(lambda: view, rule, salt, find)
     request = Request(
         id=RequestId("0" * 32),
         model="m",

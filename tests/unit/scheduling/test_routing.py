@@ -22,7 +22,7 @@ from prfaas.cluster import (
     WireRange,
 )
 from prfaas.curve import Curve
-from prfaas.errors import ModelNotFound, PeerUnavailable
+from prfaas.errors import PeerUnavailable
 from prfaas.profile import CASE_STUDY, GBPS, shipped
 from prfaas.request import NO_MATCHES, Match, Mode, Path, Reason, Request, RequestId, Sampling
 from prfaas.scheduling.routing import (
@@ -223,10 +223,10 @@ def test_without_a_decode_node_left_the_cluster_is_unavailable():
         choose(prompt(10), NO_MATCHES, cluster(replace(draining, load=NodeLoad(draining=True))), PARAMS)
 
 
-def test_an_unknown_model_is_the_clients_error():
-    """Nothing in the cluster has this name."""
-    with pytest.raises(ModelNotFound):
-        choose(prompt(10, model="nope"), NO_MATCHES, TRIO, PARAMS)
+def test_a_model_that_nobody_has_any_more_is_not_called_unknown():
+    """The client named a model that was there when it asked: its nodes have left since."""
+    with pytest.raises(PeerUnavailable):
+        choose(prompt(10, model="left"), NO_MATCHES, TRIO, PARAMS)
 
 
 def test_a_draining_or_departed_holder_gets_nothing_new():
