@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import assert_never
 
@@ -16,6 +16,7 @@ from services.http_client import ask, fetch
 from services.local_cluster import LocalCluster
 from tests.chaos.faults import Fault, Kind
 from tests.chaos.guard import Guard
+from tests.chaos.presence import Presence
 from tests.e2e.client import total
 from tests.etcd_process import EtcdProcess
 
@@ -24,10 +25,10 @@ PAGE_S = 5.0
 LOOK_S = 0.1
 #: A process that is started again so often by itself ends as soon as it is started.
 MAX_RESTARTS = 12
+#: Phases of a worker that is not changing its role.
+SERVING = (None, "serving")
 #: What is left of the line when it is slow.
 SLOW = 0.01
-#: What who was away, or has come back, does not know of yet: reports come once a second.
-GRACE_S = 2.0
 
 
 class Breaking:
@@ -39,31 +40,17 @@ class Breaking:
         self.refused = 0
         self.restarts: Counter[str] = Counter()
         self._cluster, self._key, self._etcd, self._etcd_guard = cluster, key, etcd, etcd_guard
-        #: Not to be started again yet, and otherwise kept from serving.
+        #: Not to be started again yet, and otherwise kept from serving; of those, who was told to serve again.
         self._down: set[str] = set()
         self._held: set[str] = set()
+        self._returning: set[str] = set()
         self._frozen: dict[str, Guard] = {}
         #: It is not killed while it is being started.
         self._store = asyncio.Lock()
-        #: Since when the store has been there; infinite while it is away.
-        self._store_since = float("-inf")
         self._mbit = cluster.plan.wan.mbit if cluster.plan.wan is not None else 0.0
         self._roles = {f"decode-{number}": role for number, role in enumerate(cluster.plan.pd_roles)}
-        #: When each router and each PD node was last away; infinite as long as it is.
-        self._away = dict.fromkeys((*cluster.endpoints, *self._roles), float("-inf"))
+        self.presence = Presence([*cluster.endpoints], [*self._roles])
         self._now = asyncio.get_running_loop().time
-
-    def hurt(self, process: str, since: float) -> bool:
-        """Whether it was away at any time since then."""
-        return self._away[process] + GRACE_S >= since
-
-    def explanation(self, routers: Collection[str], since: float) -> str | None:
-        """Why who asked these routers since then could not be served, if that was so."""
-        if all(self.hurt(router, since) for router in routers):
-            return "its routers were away"
-        if all(self.hurt(node, since) for node in self._roles):
-            return "all PD nodes were away"
-        return None
 
     async def carry_out(self, faults: list[Fault]) -> None:
         """All of them, each at its time; afterwards all are undone."""
@@ -76,7 +63,7 @@ class Breaking:
         await asyncio.sleep(began + fault.at_s - self._now())
         if not await self._inflict(fault):
             self.refused += 1
-            self._held.discard(fault.target)
+            self._returning |= self._held & {fault.target}
             return
         self.faults[fault.kind] += 1
         try:
@@ -88,7 +75,7 @@ class Breaking:
         match fault.kind:
             case Kind.KILL:
                 self._down.add(fault.target)
-                self._gone(fault.target)
+                self.presence.gone(fault.target)
                 await self._kill(fault.target)
             case Kind.FREEZE:
                 if (process := self._cluster.processes[fault.target]).returncode is not None:
@@ -103,7 +90,7 @@ class Breaking:
                 await self._line(f"rate?mbit={self._mbit * SLOW:g}")
             case Kind.STORE:
                 async with self._store:
-                    self._store_since = float("inf")
+                    self.presence.store_gone()
                     if self._etcd is not None:
                         await asyncio.to_thread(self._etcd.kill)
                     else:
@@ -111,9 +98,11 @@ class Breaking:
                         await self._cluster.store.stop()
             case Kind.DRAIN:
                 self._hold(fault.target)
+                self._returning.discard(fault.target)
                 return await self._admin("POST", f"workers/{fault.target}/drain")
             case Kind.FLIP:
                 self._hold(fault.target)
+                self._returning.discard(fault.target)
                 return await self._admin("POST", f"workers/{fault.target}/flip", {"role": fault.role})
             case _:
                 assert_never(fault.kind)
@@ -125,7 +114,8 @@ class Breaking:
                 self._down.discard(fault.target)
             case Kind.FREEZE:
                 await asyncio.to_thread(self._frozen.pop(fault.target).act)
-                self._held.discard(fault.target)
+                if fault.target not in self._returning:
+                    self._held.discard(fault.target)
             case Kind.CUT:
                 await self._line("mend")
             case Kind.SLOW:
@@ -138,14 +128,14 @@ class Breaking:
                     else:
                         assert self._cluster.store is not None
                         await self._cluster.store.start()
-                    self._store_since = self._now()
+                    self.presence.store_back(self._now())
             # Where nobody can be asked, `settled` does it later.
             case Kind.DRAIN:
                 if await self._admin("DELETE", f"workers/{fault.target}/drain"):
-                    self._held.discard(fault.target)
+                    self._returning.add(fault.target)
             case Kind.FLIP:
                 if await self._admin("POST", f"workers/{fault.target}/flip", {"role": self._roles[fault.target]}):
-                    self._held.discard(fault.target)
+                    self._returning.add(fault.target)
             case _:
                 assert_never(fault.kind)
 
@@ -156,42 +146,56 @@ class Breaking:
         workers = await self._workers()
         if workers is None or len(workers) != len(self._roles) + self._cluster.plan.prefill_workers:
             return False
-        done = True
-        for name, worker in workers.items():
-            if worker["draining"]:
-                done = False
+        away = [name for name, worker in workers.items() if not self._serves(name, worker)]
+        for name in away:
+            if workers[name]["draining"]:
                 await self._admin("DELETE", f"workers/{name}/drain")
-            role = self._roles.get(name)
-            if role is None or (worker["role"] == role and worker["phase"] in (None, "serving")):
-                continue
-            done = False
-            if worker["phase"] in (None, "serving"):
-                await self._admin("POST", f"workers/{name}/flip", {"role": role})
-        if done:
+            if workers[name]["phase"] in SERVING and name in self._roles:
+                await self._admin("POST", f"workers/{name}/flip", {"role": self._roles[name]})
+        if not away:
             self._held.clear()
-        return done
+            self._returning.clear()
+        return not away
+
+    def _serves(self, name: str, worker: dict[str, object]) -> bool:
+        """In the role that it began with, as a router sees it."""
+        role = self._roles.get(name, worker["role"])
+        return not worker["draining"] and worker["role"] == role and worker["phase"] in SERVING
 
     async def supervise(self) -> None:
         """Until cancelled: what has ended is started again, unless it is to be down."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._start_again())
+            group.create_task(self._see_who_is_back())
+
+    async def _start_again(self) -> None:
         while True:
             for name, process in [*self._cluster.processes.items()]:
                 if process.returncode is None or name in self._down:
                     continue
-                self._gone(name)
+                self.presence.gone(name)
                 self.restarts[name] += 1
                 assert self.restarts[name] <= MAX_RESTARTS, f"{name} ends as soon as it is started"
                 await self._cluster.start_again(name)
-            away = [name for name, at in self._away.items() if at == float("inf")]
-            for name in away:
-                if name in self._down or name in self._held or not self._known_by_now(name):
-                    continue
-                if await self._ready(name):
-                    self._away[name] = self._now()
             await asyncio.sleep(LOOK_S)
 
-    def _known_by_now(self, name: str) -> bool:
-        """That a PD node is back, at which address and in which role, is told through the store."""
-        return name not in self._roles or self._store_since + GRACE_S <= self._now()
+    async def _see_who_is_back(self) -> None:
+        while True:
+            await self._see_who_serves_again()
+            for name in self.presence.away():
+                ready = name not in self._down | self._held and await self._ready(name)
+                if ready and name not in self._down | self._held:
+                    self.presence.back(name, self._now())
+            self.presence.look(self._now())
+            await asyncio.sleep(LOOK_S)
+
+    async def _see_who_serves_again(self) -> None:
+        """A flip takes a while after it was asked for, and longer while the store is away."""
+        waiting = self._returning - self._frozen.keys()
+        workers = (await self._workers() or {}) if waiting else {}
+        back = {name for name in waiting & self._returning if name in workers and self._serves(name, workers[name])}
+        self._returning -= back
+        self._held -= back - self._frozen.keys()
 
     async def _kill(self, name: str) -> None:
         """With its children, which hold its ports until they are gone."""
@@ -202,13 +206,9 @@ class Breaking:
             await process.wait()
             await asyncio.to_thread(psutil.wait_procs, children, PAGE_S)
 
-    def _gone(self, name: str) -> None:
-        if name in self._away:
-            self._away[name] = float("inf")
-
     def _hold(self, name: str) -> None:
         self._held.add(name)
-        self._gone(name)
+        self.presence.gone(name)
 
     async def _line(self, command: str) -> None:
         url = self._cluster.metrics["wan-relay"].replace("metrics", command)

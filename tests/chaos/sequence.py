@@ -118,7 +118,7 @@ async def run(world: World, seed: int, seconds: float, spared: tuple[str, ...] =
     faults = draw(seed, seconds, sorted(cluster.processes), spared)
     outcome = Outcome(seed, seconds, faults)
     breaking = Breaking(cluster, world.admin_key, world.etcd, world.etcd_guard)
-    load = Load(cluster, world.asked, random.Random(f"load {seed}"), breaking)
+    load = Load(cluster, world.asked, random.Random(f"load {seed}"), breaking.presence)
     outcome.tally, outcome.done = load.tally, breaking.faults
     tally = load.tally
     supervising = asyncio.create_task(breaking.supervise(), name="supervisor")
