@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import secrets
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -18,10 +17,8 @@ from services.drill import cluster_file
 from services.drill.cluster_file import ClusterFile
 from services.drill.processes import identify
 from services.local_cluster import LocalCluster, Plan, local_cluster, pool_regions
+from services.restarts import Restarts
 from services.store_switch import store_switch
-
-#: What has lived for less when it ends, so often in a row, would only end again.
-WORTH_A_RESTART_S, MAX_ENDS_AT_ONCE = 5.0, 3
 
 
 async def run(plan: Plan, as_json: bool) -> None:
@@ -80,14 +77,13 @@ async def drillable(cluster: LocalCluster) -> AsyncIterator[Callable[[], Path]]:
 async def _keep(cluster: LocalCluster, write_down: Callable[[], Path]) -> NoReturn:
     """Start again whatever ends, as a supervisor would in a deployment: the loss of one process is not that of all."""
     now = asyncio.get_running_loop().time
-    started_at, at_once = dict.fromkeys(cluster.processes, now()), Counter[str]()
+    restarts = Restarts(cluster.processes, now())
     while True:
         name = await cluster.died()
-        at_once[name] = at_once[name] + 1 if now() - started_at[name] < WORTH_A_RESTART_S else 0
-        if at_once[name] >= MAX_ENDS_AT_ONCE:
+        if not restarts.worth_another(name, now()):
             raise PeerUnavailable(name, "its process ends as soon as it is started")
         click.echo(f"{name} ended, starting it again", err=True)
-        started_at[name] = now()
+        restarts.started(name, now())
         await cluster.start_again(name)
         write_down()
 
