@@ -12,7 +12,8 @@ from rich.table import Table
 
 from prfaas.cluster import Role
 from prfaas.request import Mode
-from services.http_client import ask
+from services.http_client import ask, error_message
+from services.option_types import bearer_key, http_url
 
 TABLE_WIDTH = 160
 
@@ -34,16 +35,28 @@ class Admin:
         except ValueError:
             raise click.ClickException(f"{self._url} answers {status}, and not as an admin API does") from None
         if status != HTTPStatus.OK:
-            raise click.ClickException(told["error"]["message"])
+            raise click.ClickException(error_message(told, status))
         return told
 
 
 def admin_options(command: Any) -> Any:
     """Where the admin API is, and how to print what it says."""
     url = click.option(
-        "--admin", required=True, envvar="PRFAAS_ADMIN", metavar="URL", help="The admin API. [PRFAAS_ADMIN]"
+        "--admin",
+        required=True,
+        type=http_url,
+        envvar="PRFAAS_ADMIN",
+        metavar="URL",
+        help="The admin API. [PRFAAS_ADMIN]",
     )
-    key = click.option("--key", required=True, envvar="PRFAAS_ADMIN_KEY", help="Its key. [PRFAAS_ADMIN_KEY]")
+    key = click.option(
+        "--key",
+        required=True,
+        type=bearer_key,
+        metavar="TEXT",
+        envvar="PRFAAS_ADMIN_KEY",
+        help="Its key. [PRFAAS_ADMIN_KEY]",
+    )
     as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON only.")
     return url(key(as_json(command)))
 

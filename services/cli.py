@@ -4,8 +4,9 @@ Exit codes: 0 done; 1 it failed while running; 2 the command line or the configu
 """
 
 import json
-import math
 import secrets
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,24 @@ from prfaas.errors import ConfigError
 from prfaas.live.wan_relay import RelayRoute, run_relay
 from prfaas.observe.logs import configure
 from prfaas.request import Mode
+from prfaas.version import VERSION
 from services.admin_cli import ADMIN_COMMANDS
+from services.bench_cli import bench
 from services.cache_pool.__main__ import cache_pool
 from services.certs_cli import certs
 from services.decode_worker.__main__ import decode_worker
 from services.drill_cli import drill
+from services.http_client import AnswerFailed
 from services.keys_cli import keys
 from services.local_cluster import Plan, Wan, check_settings
+from services.option_types import Finite, http_url
+from services.plan_cli import plan
 from services.prefill_worker.__main__ import prefill_worker
 from services.router.__main__ import router
 from services.running import end_with_launcher, run_to_end
 from services.settings import settings
 from services.sim_cli import sim
+from services.status_cli import status
 from services.up import run as up_until_signal
 
 SECTIONS = tuple(dict.fromkeys(section for section, _ in configuration.fields()))
@@ -39,7 +46,7 @@ FAMILY = "kimi_linear"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(package_name="prfaas")
+@click.version_option(VERSION, prog_name="prfaas")
 def main() -> None:
     """Prefill-as-a-Service: long prompts are prefilled in another region and decoded here."""
 
@@ -52,16 +59,11 @@ main.add_command(sim)
 main.add_command(certs)
 main.add_command(keys)
 main.add_command(drill)
+main.add_command(plan)
+main.add_command(status)
+main.add_command(bench)
 for admin_command in ADMIN_COMMANDS:
     main.add_command(admin_command)
-
-
-class Finite(click.FloatRange):
-    """A range that has neither NaN nor infinity in it."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        return number if math.isfinite(number) else self.fail(f"{value} is not a finite number.", param, ctx)
 
 
 def local_cluster_options(command: Any) -> Any:
@@ -179,14 +181,28 @@ def up(
 
 @main.command()
 @local_cluster_options
+@click.option(
+    "--endpoint",
+    type=http_url,
+    metavar="URL",
+    help="Of a cluster that is up, to be asked instead of one that is started.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON only.")
-def demo(model_dir: Path | None, family: str | None, as_json: bool) -> None:
+def demo(model_dir: Path | None, family: str | None, endpoint: str | None, as_json: bool) -> None:
     """Start a cluster, send a short and a long prompt, show where they were prefilled."""
     from services import demo as demonstration
 
     console = Console(quiet=as_json)
-    folder = _model(model_dir, family)
-    shown = run_to_end(demonstration.run(folder, folder.name, console, HOME / "logs"))
+    if endpoint is not None:
+        if model_dir or family:
+            raise click.UsageError("--endpoint: its cluster has a model; --model and --family do not go with it")
+        try:
+            shown = demonstration.ask(endpoint, demonstration.served_model(endpoint), console)
+        except (OSError, AnswerFailed) as error:
+            raise click.ClickException(f"{endpoint}: {error}") from error
+    else:
+        folder = _model(model_dir, family)
+        shown = run_to_end(demonstration.run(folder, folder.name, console, HOME / "logs"))
     console.print(demonstration.receipts(shown))
     if as_json:
         print(json.dumps({name: one.summary() for name, one in shown.items()}))
@@ -265,7 +281,12 @@ def _model(model_dir: Path | None, family: str | None) -> Path:
     folder = HOME / "models" / f"tiny-{family.replace('_', '-')}"
     if not (folder / "config.json").exists():
         click.echo(f"building {folder}", err=True)
-        build_tiny(folder, family)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Elsewhere first: what was begun and interrupted is no model.
+        with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as begun:
+            build_tiny(Path(begun) / "model", family)
+            shutil.rmtree(folder, ignore_errors=True)
+            (Path(begun) / "model").rename(folder)
     return folder
 
 

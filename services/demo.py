@@ -1,8 +1,10 @@
 """`prfaas demo`: a cluster of two regions, one short and one long prompt, their answers and receipts."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from services.http_client import Answer, chat
-from services.local_cluster import LocalCluster, Plan, Wan, local_cluster
+from services.http_client import Answer, AnswerFailed, chat, fetch
+from services.local_cluster import Plan, Wan, check_settings, local_cluster
 
 THRESHOLD_TOKENS = 512
 MAX_TOKENS = 48
@@ -41,19 +43,36 @@ class Shown:
 async def run(model_dir: Path, model: str, console: Console, log_dir: Path) -> dict[str, Shown]:
     """Start the cluster, ask both prompts one after the other, stop the cluster."""
     plan = Plan(model_dir=model_dir, threshold_tokens=THRESHOLD_TOKENS, wan=WAN, pools=1, log_dir=log_dir)
+    check_settings(plan)
     with console.status("starting 1 router, 1 prefill worker in region a, 2 PD nodes in region b, a WAN between them"):
         starting = local_cluster(plan)
         cluster = await starting.__aenter__()
     try:
         console.print(f"cluster is up at {cluster.endpoint}/v1 (logs in {log_dir})")
-        return {name: await _ask(cluster, model, name, prompt, console) for name, prompt in PROMPTS.items()}
+        return await asyncio.to_thread(ask, cluster.endpoint, model, console)
     finally:
         await starting.__aexit__(None, None, None)
 
 
-async def _ask(cluster: LocalCluster, model: str, name: str, prompt: str, console: Console) -> Shown:
+def ask(endpoint: str, model: str, console: Console) -> dict[str, Shown]:
+    """Both prompts, one after the other, to a cluster that is up. Raises OSError and AnswerFailed."""
+    return {name: _ask(endpoint, model, name, prompt, console) for name, prompt in PROMPTS.items()}
+
+
+def served_model(endpoint: str) -> str:
+    """The first model that the endpoint serves. Raises OSError, and AnswerFailed when there is none."""
+    status, body = fetch(f"{endpoint.rstrip('/').removesuffix('/v1')}/v1/models")
+    if status != HTTPStatus.OK:
+        raise AnswerFailed(f"/v1/models answers {status}: {body[:300]}")
+    try:
+        return str(json.loads(body)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise AnswerFailed("it serves no model") from error
+
+
+def _ask(endpoint: str, model: str, name: str, prompt: str, console: Console) -> Shown:
     console.print(f"\n[bold]{name} prompt[/] ({len(prompt):,} characters)")
-    return await asyncio.to_thread(_stream, cluster.endpoint, model, prompt, console)
+    return _stream(endpoint, model, prompt, console)
 
 
 def _stream(endpoint: str, model: str, prompt: str, console: Console) -> Shown:

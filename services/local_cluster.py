@@ -21,7 +21,7 @@ from typing import IO
 from prfaas import config as configuration
 from prfaas.cluster import ClusterView, RegionId
 from prfaas.config import StoreConfig
-from prfaas.errors import DeadlineExceeded, PeerUnavailable
+from prfaas.errors import ConfigError, DeadlineExceeded, PeerUnavailable
 from prfaas.membership.follow import ClusterFollower
 from prfaas.membership.memory import MemoryStore
 from prfaas.membership.server import EmbeddedStoreServer
@@ -103,6 +103,8 @@ def check_settings(plan: Plan) -> None:
     configuration.load(overrides=given, environ={})
     if plan.keys_file is not None:
         api_keys.read(plan.keys_file)
+    if not (plan.model_dir / "config.json").is_file():
+        raise ConfigError("--model", f"{plan.model_dir} has no config.json")
 
 
 @dataclass(slots=True)

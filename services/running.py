@@ -36,12 +36,15 @@ def end_with_launcher() -> None:
 
 def run_to_end(story: Coroutine[Any, Any, T], run: Callable[[Coroutine[Any, Any, T]], T] = asyncio.run) -> T:
     """The story's result. Errors of ours end the command: exit code 2 for the configuration, 1 for the rest."""
+    ending: click.ClickException
+    # What is raised inside of `except*` may come out in a group, which click would not know: so it is raised after it.
     try:
         return run(story)
     except* ConfigError as group:
-        raise click.UsageError(str(first_of(group))) from None
+        ending = click.UsageError(str(first_of(group)))
     except* PrfaasError as group:
-        raise click.ClickException(str(first_of(group))) from None
+        ending = click.ClickException(str(first_of(group)))
+    raise ending
 
 
 def first_of(group: BaseExceptionGroup[E]) -> E:

@@ -20,6 +20,8 @@ from rich.table import Table
 
 from prfaas.errors import ConfigError, PrfaasError
 
+#: Of `--trace-format`. Those of the simulator, which is not imported for them.
+TRACE_FORMATS = ("request_log", "mooncake", "azure", "servegen", "burstgpt", "bailian")
 SCENARIO = click.Path(path_type=Path, exists=True, dir_okay=False)
 WIDE = 200
 #: Of a summary, what a sweep shows on a terminal.
@@ -41,7 +43,7 @@ def sim() -> None:
 )
 @click.option(
     "--trace-format",
-    type=click.Choice(["request_log", "mooncake", "azure", "servegen", "burstgpt", "bailian"]),
+    type=click.Choice(TRACE_FORMATS),
     default="request_log",
     help="What that file is: a router's own request log, or a published trace.",
 )

@@ -106,7 +106,14 @@ def ready_line(cluster: LocalCluster) -> str:
     line = f", line of {plan.wan.mbit:g} Mbit/s and {plan.wan.rtt_ms:g} ms between them" if plan.wan else ""
     shards = plan.pools * len(pool_regions(plan))
     cache = f", {shards} shards of the prefix cache" if shards else ""
-    admin = f"; admin API at {cluster.admin['router']}" if cluster.admin else ""
+    more = [endpoint for endpoint in cluster.endpoints.values() if endpoint != cluster.endpoint]
+    routers = f"; more routers at {', '.join(more)}" if more else ""
+    admin = f"; admin API at {', '.join(cluster.admin.values())}" if cluster.admin else ""
     keys = f"; asks for an API key of {plan.keys_file}" if plan.keys_file else ""
-    workers = f"{plan.prefill_workers} prefill workers in region a, {len(plan.pd_roles)} PD nodes in region b"
-    return f"ready: {cluster.endpoint}/v1 serves {plan.model_dir.name} ({workers}{line}{cache}){keys}{admin}"
+    workers = f"{_count(plan.prefill_workers, 'prefill worker')} in region a, {_count(len(plan.pd_roles), 'PD node')}"
+    serves = f"{cluster.endpoint}/v1 serves {plan.model_dir.name}"
+    return f"ready: {serves} ({workers} in region b{line}{cache}){routers}{keys}{admin}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -187,7 +187,8 @@ class ClusterBackend:
         return RequestId(secrets.token_hex(16))
 
     def metrics_text(self) -> bytes:
-        return self._metrics.exposition(self._view(), self._in_flight, self._steering)
+        ready = self.obstacle() is None
+        return self._metrics.exposition(self._view(), self._in_flight, self._steering, ready=ready)
 
 
 def _places(view: ClusterView) -> int | None:

@@ -72,11 +72,12 @@ class RouterMetrics:
         if log.is_enabled_for(level):
             log.log(level, "request", **_line(record))
 
-    def exposition(self, view: ClusterView, in_flight: int, steering: Steering) -> bytes:
+    def exposition(self, view: ClusterView, in_flight: int, steering: Steering, *, ready: bool) -> bytes:
         kinds = Counter(node.kind.value for node in view.nodes.values())
         for kind in names.KIND.values:
             self._metrics.set(names.LIVE_NODES, kinds[kind], kind=kind)
         self._metrics.set(names.IN_FLIGHT, in_flight)
+        self._metrics.set(names.READY, ready)
         self._metrics.set(names.VIEW_AGE, self._view_age_s())
         self._metrics.set(names.THRESHOLD, steering.routing.threshold_tokens)
         self._metrics.choose(names.MODE_NOW, steering.routing.mode.value)

@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 
+from prfaas.errors import Overloaded, Stopping
 from prfaas.flows.story import Migration, Moved, Story
 from prfaas.observe import names
 from prfaas.observe.metrics import Metrics, Total
@@ -13,6 +14,8 @@ from services.router.openai.record import RequestLog
 #: Routes that carry completions; the others are probes and look-ups.
 COMPLETIONS = frozenset({"chat", "completions", "responses"})
 NO_PATH = "none"
+#: Errors by which requests are turned away without anything having failed.
+NO_ROOM = frozenset({Overloaded.__name__, Stopping.__name__})
 #: Series kept at hand of those with labels that are open; others are looked up again.
 _KEPT = 512
 
@@ -25,6 +28,7 @@ class _OfPath:
         self.terms = {term: metrics.histogram(names.TTFT_TERM, term=term, path=path) for term in TTFT_TERMS}
         self.unaccounted = metrics.histogram(names.TTFT_UNACCOUNTED, path=path)
         self.kv_bytes = metrics.counter(names.KV_TRANSFER_BYTES, path=path)
+        self.recomputed_tokens = metrics.counter(names.RECOMPUTED_TOKENS, path=path)
 
 
 class RequestCounts:
@@ -34,7 +38,6 @@ class RequestCounts:
         self._uncached = metrics.histogram(names.UNCACHED_TOKENS)
         self._prompt_tokens = metrics.counter(names.PROMPT_TOKENS)
         self._output_tokens = metrics.counter(names.OUTPUT_TOKENS)
-        self._recomputed_tokens = metrics.counter(names.RECOMPUTED_TOKENS)
         self._matched_kv = metrics.counter(names.CACHE_MATCHED_TOKENS, kind="kv")
         self._matched_joint = metrics.counter(names.CACHE_MATCHED_TOKENS, kind="joint")
         self._cached_tokens = metrics.counter(names.CACHED_TOKENS)
@@ -88,12 +91,13 @@ class RequestCounts:
 
     def _sequence(self, story: Story, prompt_tokens: int) -> None:
         self._uncached.observe(story.attempts[0].route.uncached_tokens)
-        self._recomputed_tokens.inc(story.recomputed_tokens)
         for attempt in story.attempts:
             self._routes(attempt.route.path.value, attempt.route.reason.value).inc()
             self._attempts(attempt.ending.value).inc()
         for move in story.migrations:
             self._moved(move)
+        if story.route is not None:
+            self._paths[story.route.path.value].recomputed_tokens.inc(story.recomputed_tokens)
         if story.prefill is not None and story.route is not None:
             self._paths[story.route.path.value].kv_bytes.inc(story.prefill.kv_bytes)
         self._cache(story, prompt_tokens)
@@ -130,6 +134,6 @@ def outcome(record: RequestLog) -> Outcome:
         return Outcome.DISCONNECTED
     if record.error is None:
         return Outcome.OK
-    if record.status in (429, 503):
+    if record.status in (429, 503) and record.error in NO_ROOM:
         return Outcome.OVERLOADED
     return Outcome.INVALID if 400 <= record.status < 500 else Outcome.FAILED

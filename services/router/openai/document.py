@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from prfaas.scheduling.turns import Priority
+from prfaas.version import VERSION
 from services.router.openai.answer import ChatChoice, ChatChunkChoice, Envelope, TextChoice
 from services.router.openai.catalogue import Model, ModelList
 from services.router.openai.response_answer import ResponseObject
@@ -176,7 +177,7 @@ def openapi(needs_key: bool) -> dict[str, Any]:
         _show_what_is_served(schema)
     return {
         "openapi": "3.2.0",
-        "info": {"title": "prfaas router", "version": "v1"},
+        "info": {"title": "prfaas router", "version": VERSION},
         "paths": paths,
         "components": {
             "schemas": schemas,
