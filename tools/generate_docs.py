@@ -1,48 +1,41 @@
-"""Writes `docs/reference/metrics.md` from the metric specs; `--check` only compares."""
+"""Writes `docs/reference` from the code that it describes; `--check` only compares."""
 
 import argparse
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from prfaas.observe import names
+from tools.reference import api, cli, configuration, metrics
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "metrics.md"
-
-INTRODUCTION = f"""# Metrics
-
-Generated from `prfaas/observe/names.py` by `make docs`. Every process that has metrics serves them at `/metrics`.
-A label in italics is open: it takes at most {names.MAX_OPEN_VALUES} values, then `{names.OTHER}`.
-Series of closed labels exist from the start, at 0.
-"""
-
-
-def page() -> str:
-    return "\n".join([INTRODUCTION, *(_section(component, metrics) for component, metrics in names.COMPONENTS.items())])
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
+PAGES: dict[str, Callable[[], str]] = {
+    "api.md": api.page,
+    "cli.md": cli.page,
+    "configuration.md": configuration.page,
+    "metrics.md": metrics.page,
+}
 
 
-def _section(component: str, metrics: tuple[names.Metric, ...]) -> str:
-    rows = [f"| `{m.name}` | {type(m).__name__.lower()} | {_labels(m)} | {m.help} |" for m in metrics]
-    head = [f"## {component.capitalize()}", "", "| name | kind | labels | meaning |", "|---|---|---|---|"]
-    return "\n".join([*head, *rows, ""])
-
-
-def _labels(metric: names.Metric) -> str:
-    return "; ".join(
-        f"{label.name}: {', '.join(label.values)}" if label.values else f"*{label.name}*" for label in metric.labels
-    )
+def stale(folder: Path) -> Iterator[str]:
+    """Names of pages that are not what the code says now."""
+    for name, page in PAGES.items():
+        path = folder / name
+        if not path.exists() or path.read_text(encoding="utf-8") != page():
+            yield name
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail when the page is stale; write nothing")
+    parser.add_argument("--check", action="store_true", help="fail when a page is stale; write nothing")
     if not parser.parse_args().check:
-        PAGE.parent.mkdir(parents=True, exist_ok=True)
-        PAGE.write_text(page(), encoding="utf-8")
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        for name, page in PAGES.items():
+            (FOLDER / name).write_text(page(), encoding="utf-8")
         return 0
-    if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page():
-        print("docs/reference/metrics.md is stale: run `make docs`", file=sys.stderr)
-        return 1
-    return 0
+    found = [*stale(FOLDER)]
+    for name in found:
+        print(f"docs/reference/{name} is stale: run `make docs`", file=sys.stderr)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
