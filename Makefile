@@ -15,17 +15,19 @@ MOONCAKE_VERSION := 0.3.13.post1
 # Shared libraries that Mooncake's wheel expects of a machine.
 MOONCAKE := $(CURDIR)/$(VENV)/lib/mooncake
 CHROMIUM := $(CURDIR)/$(VENV)/lib/chromium
+# Tools of the deployment tests, and what Docker keeps for them.
+DEPLOY := $(CURDIR)/$(VENV)/lib/deploy
 STAMP := $(VENV)/.installed
 # Said when the unit tests passed, as long as nothing that they read has changed since.
 UNIT_PASSED := $(VENV)/.unit-passed
-UNIT_READS := $(shell find prfaas proto services bench tools docs tests -type f -not -name '*.pyc' 2>/dev/null) $(wildcard *.md *.toml)
+UNIT_READS := $(shell find prfaas proto services bench tools docs tests deploy -type f -not -name '*.pyc' -not -name '*.whl' 2>/dev/null) $(wildcard *.md *.toml)
 # These are about times and rates, and so have the machine to themselves.
 TIMED := tests/e2e/test_control.py tests/e2e/test_live_agrees.py tests/e2e/test_observed.py
 # What tests find besides what is on the PATH.
 WITH_TOOLS = PATH="$(BIN):$$PATH" LD_LIBRARY_PATH="$(MOONCAKE)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-openapi check stubs docs reproduce sim-coverage bench-cache bench-decisions bench-transport bench-token-link sim-soak soak-transfer soak-cache chaos soak etcd mooncake chromium clean
+.PHONY: help setup demo test test-slow test-openapi check stubs docs reproduce sim-coverage bench-cache bench-decisions bench-transport bench-token-link sim-soak soak-transfer soak-cache chaos soak compose-prepare compose-up compose-demo compose-down test-deploy wheel-test etcd mooncake chromium clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -33,6 +35,7 @@ help: ## list the targets
 setup: $(STAMP) ## make .venv with everything pinned (PYTHON=, TORCH_WHEEL=)
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "setting up $(VENV): this takes minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_WHEEL),$(BIN)/pip install --quiet -c constraints.txt "$(TORCH_WHEEL)")
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[engine,dev]'
@@ -59,7 +62,7 @@ test-openapi: setup ## schemathesis on the OpenAPI document, against a cluster o
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[openapi]'
 	$(BIN)/python -m tools.openapi
 
-check: setup ## format, lint, types, import contracts, fresh stubs and docs, wire compatibility, unit tests
+check: setup ## format, lint, types, import contracts, fresh stubs and docs, pins, wire compatibility, unit tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -67,14 +70,22 @@ check: setup ## format, lint, types, import contracts, fresh stubs and docs, wir
 	$(BIN)/python -m tools.generate_stubs --check
 	$(BIN)/python -m tools.check_wire
 	$(BIN)/python -m tools.generate_docs --check
+	$(BIN)/python -m tools.generate_dashboards --check
+	$(BIN)/python -m tools.deploy.chart_schema --check
+	$(BIN)/python -m tools.check_constraints
 	$(MAKE) --no-print-directory $(UNIT_PASSED)
+
+wheel-test: setup ## build the wheel, install it alone and run it outside of the checkout (a minute)
+	$(BIN)/python -m tools.wheel_test
 
 stubs: setup ## generate the stubs and add what is new to the wire baseline
 	$(BIN)/python -m tools.generate_stubs
 	$(BIN)/python -m tools.check_wire --update
 
-docs: setup ## generate docs/reference
+docs: setup ## generate docs/reference, the Grafana dashboards and the chart's schema of settings
 	$(BIN)/python -m tools.generate_docs
+	$(BIN)/python -m tools.generate_dashboards
+	$(BIN)/python -m tools.deploy.chart_schema
 
 reproduce: setup ## simulate the paper's case study, check the figures, write docs/reproduction.md (minutes)
 	$(BIN)/prfaas sim reproduce --report docs
@@ -111,6 +122,26 @@ chaos: setup etcd ## random faults on live clusters under load: the sequences of
 
 soak: setup etcd ## a quarter of an hour of faults: memory, files, connections and leases stay flat (SEEDS=, SECONDS=, JSON=)
 	PATH="$(BIN):$$PATH" CHAOS_SEEDS="$(SEEDS)" CHAOS_SECONDS="$(SECONDS)" CHAOS_JSON="$(JSON)" $(BIN)/python -m pytest -m soak tests/chaos/test_churn.py
+
+compose-up: ## the compose cluster: two regions in containers, on ports 8000 and 8001 (Docker)
+	tools/deploy/compose.sh up "$(DEPLOY)"
+
+compose-demo: ## ask the compose cluster a short and a long prompt, and show the receipts
+	tools/deploy/compose.sh demo "$(DEPLOY)"
+
+compose-down: ## stop the compose cluster and forget what it kept
+	tools/deploy/compose.sh down "$(DEPLOY)"
+	[ ! -f "$(DEPLOY)/env" ] || tools/deploy/docker.sh stop "$(DEPLOY)"
+
+compose-prepare: setup ## before compose-up, where no image can be pulled: Docker and base images from Debian (root)
+	PYTHON="$(BIN)/python" TORCH_WHEEL="$(TORCH_WHEEL)" tools/deploy/prepare.sh "$(DEPLOY)"
+
+test-deploy: compose-prepare etcd ## the deployment, really up in containers, with tools that it installs (JSON= for a file of figures; root, minutes)
+	@set -e; trap 'tools/deploy/docker.sh stop "$(DEPLOY)"' EXIT; \
+	PYTHON="$(BIN)/python" tools/deploy/charts.sh "$(DEPLOY)"; \
+	tools/deploy/prometheus.sh "$(DEPLOY)"; \
+	. "$(DEPLOY)/env"; \
+	PATH="$$PATH:$(BIN)" DEPLOY_JSON="$(JSON)" $(BIN)/python -m pytest -m deploy tests/deploy
 
 # Only the binary, into .venv: installing the package would also start a service.
 etcd: $(STAMP)

@@ -59,12 +59,16 @@ async def check_pool_addresses(
 
 
 async def _all_lead_to(checks: Mapping[str, tuple[str, Ask]], ours: Incarnation, patience_s: float) -> None:
+    wrong: list[BaseException] = []
     try:
         async with asyncio.TaskGroup() as group:
             for setting, (address, ask) in checks.items():
                 group.create_task(_until_here(setting, address, ask, ours, patience_s), name=setting)
     except* ConfigError as failed:
-        raise failed.exceptions[0] from None
+        wrong += failed.exceptions
+    # Not above: what is raised inside of `except*` may come out in a group.
+    if wrong:
+        raise wrong[0]
 
 
 async def _until_here(setting: str, address: str, ask: Ask, ours: Incarnation, patience_s: float) -> None:

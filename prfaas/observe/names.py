@@ -28,7 +28,9 @@ MAX_OPEN_VALUES = 64
 
 
 class Outcome(Enum):
-    """How a request ended, as its client saw it. DISCONNECTED: the client left first (499 in the logs)."""
+    """How a request ended, as its client saw it. OVERLOADED: refused for want of room, by limits of the tenant's or the
+    cluster's, or because the router was stopping. FAILED: whatever else is no fault of the client's. DISCONNECTED: the
+    client left first (499 in the logs)."""
 
     OK = "ok"
     INVALID = "invalid"
@@ -136,7 +138,8 @@ KV_TRANSFER_BYTES = Counter(
 )
 RECOMPUTED_TOKENS = Counter(
     "prfaas_router_recomputed_tokens_total",
-    "Prompt tokens that decode computed itself. More than one per request means that KV was lost on the way.",
+    "Prompt tokens that decode computed itself. More than one per route means that KV was lost on the way.",
+    (PATH,),
 )
 _GUARD = Label("around", _values(Guard))
 BREAKERS = Gauge(
@@ -219,6 +222,7 @@ TLS_CERTIFICATES = Counter(
     "Times that the endpoint's certificate was read, the first at the start.",
     (Label("outcome", ("ok", "failed")),),
 )
+READY = Gauge("prfaas_router_ready", "1 while the router is ready, 0 while it drains or has no usable path.")
 VIEW_AGE = Gauge("prfaas_router_view_age_seconds", "Time since the store last confirmed the view of the cluster.")
 LIVE_NODES = Gauge("prfaas_router_live_nodes", "Workers in the view.", (KIND,))
 THRESHOLD = Gauge(
@@ -629,6 +633,7 @@ ROUTER: tuple[Metric, ...] = (
     KEYS,
     KEYS_LOADED,
     REQUEST_LOG_LINES,
+    READY,
     VIEW_AGE,
     LIVE_NODES,
     THRESHOLD,

@@ -18,7 +18,7 @@ Labels = frozenset[tuple[str, str]]
 
 def shown(metrics: RouterMetrics) -> dict[tuple[str, Labels], float]:
     steering = Steering(RegionId("near"), RoutingParams(100), 0.0, DemandParams())
-    text = metrics.exposition(ClusterView(), 0, steering).decode()
+    text = metrics.exposition(ClusterView(), 0, steering, ready=True).decode()
     return {
         (sample.name.removeprefix("prfaas_router_"), frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)

@@ -63,7 +63,7 @@ class Counted:
         self.metrics.request_ended(RequestLog(route="chat", status=200, model="m", prompt_tokens=1000, story=story))
 
     def value(self, name: str, **labels: str) -> float:
-        text = self.metrics.exposition(ClusterView(), 0, self.steering).decode()
+        text = self.metrics.exposition(ClusterView(), 0, self.steering, ready=True).decode()
         samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
         (found,) = [each.value for each in samples if each.name == name and each.labels == labels]
         return found

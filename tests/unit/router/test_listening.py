@@ -140,7 +140,7 @@ async def test_metrics_show_the_front():
     await exchange(port, b"nonsense\r\n\r\n")
     await server.drain(1.0)
     steering = Steering(RegionId("near"), RoutingParams(100), 0.0, DemandParams())
-    text = metrics.exposition(ClusterView(), 0, steering).decode()
+    text = metrics.exposition(ClusterView(), 0, steering, ready=True).decode()
     for line in (
         'http_refused_total{status="400"} 1.0',
         'http_refused_total{status="431"} 0.0',

@@ -35,6 +35,9 @@ class Counted:
         (400, "InvalidRequest", "invalid"),
         (429, "Overloaded", "overloaded"),
         (503, "Overloaded", "overloaded"),
+        (503, "Stopping", "overloaded"),
+        (503, "PeerUnavailable", "failed"),
+        (504, "DeadlineExceeded", "failed"),
         (500, "EngineFailed", "failed"),
         (200, "PeerUnavailable", "failed"),
     ],
@@ -74,6 +77,15 @@ def test_every_sequence_of_a_request_counts():
     assert counted.value("cached_tokens_total") == 2 * 128
     assert (counted.value("prompt_tokens_total"), counted.value("output_tokens_total")) == (128, 6)
     assert counted.value("tenant_tokens_total", tenant="acme", kind="prompt") == 128
+
+
+def test_what_decode_computed_itself_is_counted_by_path():
+    """So that KV that is lost on its way between regions shows, however much is decoded where it was prefilled."""
+    counted, served = Counted(), record(request([1] * 64))
+    served.stories[0].recomputed_tokens = 7
+    counted.counts.count(served)
+    assert counted.value("recomputed_tokens_total", path="remote") == 7
+    assert counted.value("recomputed_tokens_total", path="local") == 0
 
 
 def test_tenants_without_end_are_others():
