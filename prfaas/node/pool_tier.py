@@ -52,6 +52,8 @@ class Tier:
         self._orders: dict[ObjectKey, deque[Order]] = {}
         self._reads, self._writes = asyncio.Semaphore(READS), asyncio.Semaphore(WRITES)
         self._rests_until = 0.0
+        #: Of the damaged objects that the store has found.
+        self._damaged_told = 0
         #: Orders to write that are not finished, and how orders ended.
         self.waiting = 0
         self.idle = asyncio.Event()
@@ -146,8 +148,16 @@ class Tier:
             self._failed(error, begun)
             return "failed"
         if header is None:
-            return "damaged" if self._store.damaged > damaged else "missing"
+            return "damaged" if self._found_damaged(since=damaged) else "missing"
         return "read"
+
+    def _found_damaged(self, since: int) -> bool:
+        """Whether one of the reads that are under way was of a damaged object; each is told once."""
+        told = max(self._damaged_told, since)
+        if self._store.damaged <= told:
+            return False
+        self._damaged_told = told + 1
+        return True
 
     async def _spill(self, order: Spill) -> str:
         begun = monotonic()
