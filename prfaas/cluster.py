@@ -13,9 +13,14 @@ RegionId = NewType("RegionId", str)
 Incarnation = NewType("Incarnation", int)
 #: What engines may be able to do. LOGPROBS: true probabilities of tokens. TOOLS: calls of tools. RESPONSE_FORMAT:
 #: answers that follow a schema. SEEDED_DRAWS: a token that is drawn depends on nothing but the tokens before it, the
-#: sampling and the position, so that any engine of the namespace goes on with a sequence exactly.
+#: sampling and the position, so that any engine of the namespace goes on with a sequence exactly. OWN_PREFIXES: it
+#: keeps prefixes by itself, and its node tells which. RESUMES_ANYWHERE: it goes on wherever the KV of a prefix ends.
 LOGPROBS, TOOLS, RESPONSE_FORMAT = "logprobs", "tools", "response_format"
 SEEDED_DRAWS = "seeded_draws"
+OWN_PREFIXES, RESUMES_ANYWHERE = "own_prefixes", "resumes_anywhere"
+#: Begins a capability that names a network of the engines' own. Between engines of one region that have the same one it
+#: carries KV, and ours does not.
+NETWORK = "network:"
 #: Digest of weights, tokenizer, dtypes and geometry. Nodes exchange KV only when their namespaces are equal.
 Namespace = NewType("Namespace", str)
 
@@ -102,7 +107,8 @@ class NodeLoad:
 
     `decoding` of `max_batch` batch slots are taken (0: no limit known), `waiting_decodes` sequences wait for one. A
     busy ratio is the part of what the node has for a stage that was in use lately: of its time for prefill, of its
-    batch slots for decode. None where that is not measured.
+    batch slots for decode. `engine_kv_ratio` is the part of an engine's own KV memory that sequences hold. None where
+    that is not measured.
     """
 
     queued_prefill_tokens: int = 0
@@ -117,6 +123,7 @@ class NodeLoad:
     egress: tuple[Egress, ...] = ()
     prefill_busy_ratio: float | None = None
     decode_busy_ratio: float | None = None
+    engine_kv_ratio: float | None = None
 
 
 class Busy(NamedTuple):
@@ -243,6 +250,15 @@ class Node:
 
     def can_push_to(self, other: "Node") -> bool:
         return self.traits.can_push_to(other.traits)
+
+
+def own_network(one: Node, other: Node) -> str:
+    """Over which of the engines' own networks KV goes from one to the other; empty: over ours, as it does between
+    regions."""
+    if one.id == other.id or one.region != other.region:
+        return ""
+    shared = sorted(each for each in one.capabilities if each.startswith(NETWORK) and each in other.capabilities)
+    return shared[0].removeprefix(NETWORK) if shared else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -433,6 +433,41 @@ class WorkerConfig(_Section, frozen=True):
         Meta(description="With a profile: decode no more sequences together than keep to this time per token."),
     ] = None
     model_dir: Annotated[str, Meta(description="Model folder, any of the supported families.")] = ""
+    engine: Annotated[
+        Literal["embedded", "vllm"], Meta(description="embedded: our own, on the CPU; vllm: a vLLM server of its own.")
+    ] = "embedded"
+    vllm_python: Annotated[str, Meta(description="With engine vllm: the Python that has vLLM installed.")] = "python3"
+    vllm_arguments: Annotated[
+        tuple[str, ...], Meta(description="With engine vllm: words for its server, such as --dtype and bfloat16.")
+    ] = ()
+    vllm_server: Annotated[
+        str,
+        Meta(
+            description="With engine vllm: a server on this machine that others start and stop, http://host:port or the"
+            " path of its Unix socket. Empty: one of our own."
+        ),
+    ] = ""
+    vllm_bridge: Annotated[
+        str, Meta(description="With vllm_server: path of the Unix socket that its connector was given as bridge.")
+    ] = ""
+    vllm_events: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="With vllm_server: where it publishes its cache events, and where it sends them again, such as"
+            " tcp://127.0.0.1:5557. Empty: routers do not know of its cache."
+        ),
+    ] = ()
+    vllm_network: Annotated[
+        Literal["none", "nixl"],
+        Meta(description="With engine vllm: what carries KV inside the region; none: what carries it between regions."),
+    ] = "none"
+    vllm_network_address: Annotated[
+        str,
+        Meta(
+            description="With such a network: host:port at which other servers of the region ask this one; "
+            "port 0 takes a free one."
+        ),
+    ] = "127.0.0.1:0"
     rpc_host: Annotated[str, Meta(description="Address the gRPC server binds.")] = "127.0.0.1"
     rpc_port: Annotated[int, Meta(ge=0, le=65535, description="gRPC port; 0 takes a free one.")] = 0
     rpc_advertise: Annotated[str, Meta(description="host:port at which routers reach it; empty: as bound.")] = ""
@@ -560,7 +595,8 @@ class CacheConfig(_Section, frozen=True):
         int,
         Meta(
             ge=1 << 20,
-            description="About what memory a router's index of all pools may take; what was used least is forgotten.",
+            description="About what memory a router's index of all pools may take, and as much again its index of what"
+            " engines keep by themselves; what was used least is forgotten.",
         ),
     ] = 2 << 30
     stale_s: Annotated[

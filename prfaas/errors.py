@@ -4,6 +4,10 @@ Each carries its facts as fields. Adapters turn foreign exceptions into these; `
 gRPC codes in one table.
 """
 
+from typing import TypeVar
+
+E = TypeVar("E", bound=BaseException)
+
 
 class PrfaasError(Exception):
     """Base of all errors that prfaas raises on purpose."""
@@ -133,3 +137,9 @@ class ConfigError(PrfaasError):
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path}: {message}")
         self.path, self.message = path, message
+
+
+def first_of(group: BaseExceptionGroup[E]) -> E:
+    """The first error that is none but a group of others."""
+    first = group.exceptions[0]
+    return first_of(first) if isinstance(first, BaseExceptionGroup) else first

@@ -5,6 +5,7 @@ other, yet a frame is bounded so that a torn stream is noticed instead of alloca
 """
 
 import asyncio
+import contextlib
 import socket
 import struct
 import threading
@@ -64,6 +65,11 @@ class Channel(Generic[In]):
             position = end
         del self._buffer[:position]
         return messages
+
+    def shut(self) -> None:
+        """Nothing more comes or goes; whoever waits in `receive` sees that. From any thread."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._sock.close()

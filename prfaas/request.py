@@ -6,7 +6,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple, NewType
 
-from prfaas.cluster import NodeId
+from prfaas.cluster import Node, NodeId
 
 #: Server-made, 128 bits as 32 hex digits.
 RequestId = NewType("RequestId", str)
@@ -81,10 +81,21 @@ NO_PERMIT = Permit()
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Cached prefix of one prompt on one node, in tokens. `joint` has KV and a state, `kv` only needs KV."""
+    """Cached prefix of one prompt on one node, in tokens. `joint` has KV and a state, `kv` only needs KV. `own` is in
+    its engine's own cache: a prefill there goes on from it, and nobody else can have it."""
 
     joint: int = 0
     kv: int = 0
+    own: int = 0
+
+    @property
+    def resumed(self) -> int:
+        """Where a prefill on the node goes on."""
+        return self.own if self.own > self.joint else self.joint
+
+    def kept(self, decode: Node) -> int:
+        """What need not come to this node from elsewhere, if it prefills by itself what it can."""
+        return self.own if self.own > self.kv and decode.role.prefills else self.kv
 
 
 NO_MATCH = Match()

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tools.reference import api, cli, configuration, metrics
+from tools.reference import api, cli, configuration, metrics, vllm_compatibility
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 PAGES: dict[str, Callable[[], str]] = {
@@ -13,6 +13,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli.page,
     "configuration.md": configuration.page,
     "metrics.md": metrics.page,
+    "vllm-compatibility.md": vllm_compatibility.page,
 }
 
 

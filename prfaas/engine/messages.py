@@ -9,6 +9,7 @@ import msgspec
 
 from prfaas.engine.port import EngineInfo
 from prfaas.kvcache.layout import Window
+from prfaas.kvcache.prefix import Change
 from prfaas.request import Score
 
 
@@ -24,7 +25,12 @@ class Prefill(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     same attempt. `checkpoints`: those of `ends`, and of where it is restored, at which the engine
     keeps a snapshot of the states.
 
-    `linger`: sequence and snapshots stay after Prefilled, until Cancel, for Export."""
+    `linger`: sequence and snapshots stay after Prefilled, until Cancel, for Export.
+
+    `salt`: whose prefixes it may share, in an engine that has a cache of its own; empty: nobody's.
+
+    `hand_over`: the sequence stays for an engine elsewhere that fetches it over the engines' own network, and Prefilled
+    says how; the engine keeps it on its own account."""
 
     attempt: str
     prompt: bytes
@@ -35,6 +41,8 @@ class Prefill(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     out: Window | None = None
     checkpoints: tuple[int, ...] = ()
     linger: bool = False
+    salt: bytes = b""
+    hand_over: bool = False
 
     @property
     def resume_tokens(self) -> int:
@@ -44,8 +52,8 @@ class Prefill(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 class Decode(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Decode from position `tokens` on. The sequence is restored from `held` (KV rows 0:`tokens` without a hole, in
-    order, and the states at `tokens`; PoolRead says when they are no longer needed), or it is the one that this
-    attempt's Prefill has kept.
+    order, and the states at `tokens`; PoolRead says when they are no longer needed), or it is what was handed over, or
+    the one that this attempt's Prefill has kept.
 
     `snapshot_tokens`: at each multiple of it that the sequence reaches, a snapshot of its states takes the place of the
     one before (R6); 0: none. `linger`: sequence and snapshots stay after Finished, until Cancel, for Export."""
@@ -63,6 +71,8 @@ class Decode(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     top_logits: int = 0
     snapshot_tokens: int = 0
     linger: bool = False
+    salt: bytes = b""
+    handover: bytes = b""
 
 
 class Export(msgspec.Struct, frozen=True, tag=True):
@@ -92,9 +102,16 @@ Command = Prefill | Decode | Export | Cancel | SetShare
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded; first message."""
+    """The model is loaded; first message but for Loads, which an engine that takes long to start sends meanwhile."""
 
     info: EngineInfo
+
+
+class Unfit(msgspec.Struct, frozen=True, tag=True):
+    """In place of Ready: it ends, because it cannot be what this setting wants."""
+
+    setting: str
+    why: str
 
 
 class RowsReady(msgspec.Struct, frozen=True, tag=True):
@@ -108,13 +125,16 @@ class RowsReady(msgspec.Struct, frozen=True, tag=True):
 
 class Prefilled(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """`tokens` were computed, from `started_s` to `ended_s` on the machine's monotonic clock, which all its processes
-    share; there are `snapshots` at these boundaries."""
+    share; there are `snapshots` at these boundaries. `cached`: beyond those held, what a cache of the engine's own
+    had. `handover` is for the engine that decodes."""
 
     attempt: str
     tokens: int
     started_s: float
     ended_s: float
     snapshots: tuple[int, ...] = ()
+    cached: int = 0
+    handover: bytes = b""
 
 
 class PoolRead(msgspec.Struct, frozen=True, tag=True):
@@ -172,6 +192,26 @@ class Cancelled(msgspec.Struct, frozen=True, tag=True):
     attempt: str
 
 
+class Prefixes(msgspec.Struct, frozen=True, tag=True):
+    """What became of the cache that the engine has of its own, in the keys of its namespace. It begins empty."""
+
+    changes: tuple[Change, ...]
+
+
+class ServerLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server that an engine drives counts of itself, requests of others included: those that run and those that
+    wait, the part of its KV memory that requests hold, tokens of prompts and of answers, and, of the tokens of prompts
+    that it looked for in its own cache, those that it found."""
+
+    running: int
+    waiting: int
+    kv_usage_ratio: float
+    prompt_tokens_total: int
+    generated_tokens_total: int
+    prefix_queried_tokens_total: int
+    prefix_hit_tokens_total: int
+
+
 class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """About four times a second, and whenever the engine falls idle."""
 
@@ -190,10 +230,27 @@ class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     decode_step_s_total: float = 0.0
     #: At their end, waiting for their Cancel.
     lingering_sequences: int = 0
+    #: Of an engine that drives one, and how many sequences of other clients run there and wait.
+    server: ServerLoad | None = None
+    others_running: int = 0
+    others_waiting: int = 0
 
 
+#: How an engine begins.
+Start = Ready | Unfit
 Event = (
-    Ready | RowsReady | Prefilled | PoolRead | Tokens | Finished | Failed | Exported | ExportFailed | Cancelled | Load
+    Start
+    | RowsReady
+    | Prefilled
+    | PoolRead
+    | Tokens
+    | Finished
+    | Failed
+    | Exported
+    | ExportFailed
+    | Cancelled
+    | Prefixes
+    | Load
 )
 
 

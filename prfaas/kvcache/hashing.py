@@ -14,7 +14,7 @@ from prfaas.request import TOKEN_BYTES
 HASH_UNIT_TOKENS = 64
 KEY_BYTES = 16
 
-_UNIT_BYTES = HASH_UNIT_TOKENS * TOKEN_BYTES
+UNIT_BYTES = HASH_UNIT_TOKENS * TOKEN_BYTES
 
 
 def tenant_salt(cluster_secret: bytes, tenant: str) -> bytes:
@@ -24,16 +24,20 @@ def tenant_salt(cluster_secret: bytes, tenant: str) -> bytes:
 
 def unit_keys(prompt: bytes, namespace: str, salt: bytes) -> bytes:
     """The keys of all complete units of `prompt` (packed uint32 token ids), 16 bytes each, joined."""
-    key = _root(namespace, salt)
+    return keys_after(root_key(namespace, salt), prompt)
+
+
+def keys_after(key: bytes, tokens: bytes) -> bytes:
+    """The keys of all complete units of `tokens` where they follow on the unit with this key."""
     keys = bytearray()
-    for start in range(0, len(prompt) - _UNIT_BYTES + 1, _UNIT_BYTES):
+    for start in range(0, len(tokens) - UNIT_BYTES + 1, UNIT_BYTES):
         # The parent is the key itself rather than a longer digest: whoever holds a key can continue the chain.
-        key = hashlib.sha256(key + prompt[start : start + _UNIT_BYTES]).digest()[:KEY_BYTES]
+        key = hashlib.sha256(key + tokens[start : start + UNIT_BYTES]).digest()[:KEY_BYTES]
         keys += key
     return bytes(keys)
 
 
-def _root(namespace: str, salt: bytes) -> bytes:
+def root_key(namespace: str, salt: bytes) -> bytes:
     """The parent of the first unit. Each field is hashed by itself, so that no two pairs of fields run together."""
     fields = (hashlib.sha256(field).digest() for field in (namespace.encode(), salt))
     return hashlib.sha256(b"prfaas prefix".join(fields)).digest()[:KEY_BYTES]

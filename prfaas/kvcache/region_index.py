@@ -102,13 +102,25 @@ class RegionIndex:
         if not shards or not keys:
             return Match()
         shard = shard_of(keys, shards)
-        copy = self._copies.get(shard)
-        if copy is None or not copy.whole or copy.heard_at <= heard_since:
+        if not self._counts(shard, heard_since):
             return Match()
         found = self._index.find(keys, limit_tokens)
         for run, _ in found.path:
             run.used = self._turn
         return found.at(shard)
+
+    def holders(self, keys: bytes, limit_tokens: int, heard_since: float = -math.inf) -> dict[NodeId, Match]:
+        """What each of the best holders has of a prompt, where each keeps prompts by itself. Those that were silent
+        since then find nothing."""
+        self._turn += 1
+        found = self._index.find(keys, limit_tokens)
+        for run, _ in found.path:
+            run.used = self._turn
+        return {owner: match for owner, match in found.best().items() if self._counts(owner, heard_since)}
+
+    def _counts(self, owner: NodeId, heard_since: float) -> bool:
+        copy = self._copies.get(owner)
+        return copy is not None and copy.whole and copy.heard_at > heard_since
 
     def check(self) -> None:
         self._index.check()

@@ -39,8 +39,11 @@ class Wire(Protocol):
 
 
 class Leg:
+    """`network`, `handover`: of the engines' own, where the attempt's KV comes to this worker over it."""
+
     def __init__(self, wire: Wire, node: NodeId, attempt: AttemptId, max_events: int) -> None:
         self.node, self.attempt = node, attempt
+        self.network, self.handover = "", b""
         self._wire, self._max_events = wire, max_events
         self._events: deque[Answer] = deque()
         #: Of the reader, and of whoever depends on the leg.

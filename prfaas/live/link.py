@@ -206,6 +206,8 @@ class LinkPool:
             node = view.nodes.get(node_id)
             if node.incarnation != link.incarnation if node is not None else not link.open_legs:
                 self._drop(node_id)
+        # At once: the first request that sees a new life must not take it for the one whose link is broken.
+        self._look()
 
     def broken(self) -> frozenset[NodeId]:
         """Nodes whose link is."""

@@ -8,7 +8,7 @@ task.
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from prfaas.cluster import ClusterView, Incarnation, Node, NodeId, RegionId
+from prfaas.cluster import ClusterView, Incarnation, Node, NodeId, RegionId, own_network
 from prfaas.errors import EngineFailed, PeerUnavailable, PrfaasError
 from prfaas.flows.ports import Clock, PrefillReport, Reservation, TokenBatch
 from prfaas.live.leg import Answer, Leg, Take
@@ -91,6 +91,8 @@ class LiveServePorts:
         origin, decode = self._node(route.prefill), route.decode
         self._steering.reserved(attempt, request, route, origin, self.now())
         leg = await self._leg(decode, attempt, request)
+        # With one token there is no KV to come.
+        leg.network = own_network(origin, self._node(decode)) if request.prompt_tokens > 1 else ""
         leg.send(
             Reserve(
                 request_id=request.id,
@@ -104,6 +106,7 @@ class LiveServePorts:
                 tenant=request.tenant,
                 use_cache=self._caches and route.use_cache,
                 traceparent=request.traceparent,
+                network=leg.network,
             )
         )
         reserved = _expect(leg, Reserved, await leg.next())
@@ -127,7 +130,7 @@ class LiveServePorts:
             Prefill(
                 request_id=request.id,
                 prompt=request.prompt,
-                destination=self._destination(reservation) if leg is not held else None,
+                destination=self._destination(reservation, held.network) if leg is not held else None,
                 deadline_s=self._attempt_deadline_s,
                 salt=request.salt,
                 tenant=request.tenant,
@@ -139,6 +142,7 @@ class LiveServePorts:
         )
         # A reservation that is lost ends the prefill now, not when the sender finds out.
         done = _expect(leg, PrefillDone, await leg.next(needed=held if leg is not held else None))
+        held.handover = done.handover
         report = PrefillReport(
             queue_s=done.queue_s,
             compute_s=done.compute_s,
@@ -166,7 +170,7 @@ class LiveServePorts:
 
     async def decode(self, reservation: Reservation, request: Request) -> AsyncIterator[TokenBatch]:
         leg = self._held(reservation)
-        leg.send(Decode(request.top_logits))
+        leg.send(Decode(request.top_logits, leg.handover))
         while True:
             match await leg.next():
                 case Tokens() as new:
@@ -199,7 +203,7 @@ class LiveServePorts:
             raise PeerUnavailable(node, "it has left the cluster")
         return found
 
-    def _destination(self, reservation: Reservation) -> Destination:
+    def _destination(self, reservation: Reservation, network: str) -> Destination:
         return Destination(
             node=reservation.decode,
             incarnation=Incarnation(reservation.incarnation),
@@ -208,6 +212,7 @@ class LiveServePorts:
             region=self._node(reservation.decode).region,
             permit=reservation.permit,
             held_tokens=reservation.held_tokens,
+            network=network,
         )
 
     def _pull_region(self, route: Route) -> RegionId | None:

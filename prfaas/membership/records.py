@@ -247,6 +247,7 @@ class TelemetryRecord(msgspec.Struct, frozen=True, kw_only=True):
     egress: tuple[EgressRecord, ...] = ()
     prefill_busy_ratio: float | None = None
     decode_busy_ratio: float | None = None
+    engine_kv_ratio: float | None = None
     counters: dict[str, int] = {}
 
     @classmethod
@@ -268,6 +269,7 @@ class TelemetryRecord(msgspec.Struct, frozen=True, kw_only=True):
             egress=tuple(EgressRecord.of(egress) for egress in load.egress),
             prefill_busy_ratio=load.prefill_busy_ratio,
             decode_busy_ratio=load.decode_busy_ratio,
+            engine_kv_ratio=load.engine_kv_ratio and round(load.engine_kv_ratio, 4),
             counters=dict(measured.counters),
         )
 
@@ -285,6 +287,7 @@ class TelemetryRecord(msgspec.Struct, frozen=True, kw_only=True):
             egress=tuple(record.to_egress() for record in self.egress),
             prefill_busy_ratio=self.prefill_busy_ratio,
             decode_busy_ratio=self.decode_busy_ratio,
+            engine_kv_ratio=self.engine_kv_ratio,
         )
 
 

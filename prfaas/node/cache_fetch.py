@@ -65,7 +65,7 @@ class PrefixSource:
         limit = tenure.handoff_tokens
         if not whole_units(limit):
             return NOTHING
-        keys = await keys_of(tenure.prompt, self._workplace.info.namespace, tenant)
+        keys = await keys_of(tenure.prompt, self._workplace.info.namespace, tenant.salt)
         looked = partial(self._match, keys, limit, tenure, tenant, joint=self._stateful)
         own, far = await self._all(looked(), looked(region=pull_region) if pull_region else _nothing())
         match = Match(joint=own.kv_tokens, kv=max(own.kv_tokens, own.matched_tokens))
@@ -81,7 +81,7 @@ class PrefixSource:
 
     async def for_decode(self, tenure: Tenure, tenant: Tenant, limit_tokens: int) -> Hit:
         """How much of a prompt's KV need not be sent here: its states come with the rest (M2)."""
-        keys = await keys_of(tenure.prompt, self._workplace.info.namespace, tenant)
+        keys = await keys_of(tenure.prompt, self._workplace.info.namespace, tenant.salt)
         return await self._match(keys, limit_tokens, tenure, tenant, joint=False)
 
     async def borrow(self, tenure: Tenure, hit: Hit, *, resume: bool) -> Borrowed | None:
@@ -202,11 +202,11 @@ class PrefixSource:
         return sum(self._workplace.info.layout.extent_bytes(each.fetch.extent) for each in incoming)
 
 
-async def keys_of(tokens: bytes, namespace: str, tenant: Tenant) -> bytes:
+async def keys_of(tokens: bytes, namespace: str, salt: bytes) -> bytes:
     """The keys of all whole units."""
     if len(tokens) > LONG_PROMPT_BYTES:
-        return await asyncio.to_thread(unit_keys, tokens, namespace, tenant.salt)
-    return unit_keys(tokens, namespace, tenant.salt)
+        return await asyncio.to_thread(unit_keys, tokens, namespace, salt)
+    return unit_keys(tokens, namespace, salt)
 
 
 def new_name() -> AttemptId:

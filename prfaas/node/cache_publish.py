@@ -72,7 +72,7 @@ class Publisher:
             if before:
                 await asyncio.wait(before)
             async with asyncio.timeout(self._settings.put_timeout_s):
-                keys = await keys_of(harvest.tokens, self._workplace.info.namespace, harvest.tenant)
+                keys = await keys_of(harvest.tokens, self._workplace.info.namespace, harvest.tenant.salt)
                 for piece in pieces(harvest.kv_tokens, harvest.states, harvest.known_tokens):
                     outcome = await self._put(tenure, keys, piece, harvest.tenant)
                     self._books.puts[outcome] += 1

@@ -8,15 +8,17 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from prfaas.config import WorkerConfig
 from prfaas.engine import messages as engine_messages
 from prfaas.errors import ConfigError, PeerUnavailable
 from prfaas.ipc import AsyncChannel
 from prfaas.process import ended
+from prfaas.security import is_loopback
 from prfaas.transfer.pump import messages as pump_messages
 
 #: How long a child may take to see that its channel is closed. It may be in the middle of an operator, and has nothing
@@ -24,6 +26,7 @@ from prfaas.transfer.pump import messages as pump_messages
 STOP_GRACE_S = 2.0
 #: How often a child is looked at for being stopped, and how often in a row it must have been.
 LOOK_S, LOOKS = 1.0, 3
+EMBEDDED, VLLM = ("prfaas.node.engine_process",), "prfaas.engine.vllm.process"
 
 
 class Child:
@@ -81,17 +84,51 @@ def _stopped(pid: int) -> bool:
 
 
 @asynccontextmanager
-async def children(model_dir: Path, pool_bytes: int) -> AsyncIterator[tuple[Child, Child]]:
-    """Engine and pump, running, on a new pool; both are stopped at the end. Raises ConfigError for a pool that this
-    machine has no memory for."""
+async def children(
+    model_dir: Path, pool_bytes: int, engine: Sequence[str] = EMBEDDED
+) -> AsyncIterator[tuple[Child, Child]]:
+    """Engine and pump, running, on a new pool; both are stopped at the end. `engine`: its module and what that wants
+    to know besides the model. Raises ConfigError for a pool that this machine has no memory for."""
     async with pump_child("kv.pool_bytes", pool_bytes) as (pump, pool_fd):
-        engine = await Child.spawn(
-            "engine", engine_messages.Event, pool_fd, "prfaas.node.engine_process", "--model", str(model_dir)
-        )
+        engine_child = await Child.spawn("engine", engine_messages.Event, pool_fd, *engine, "--model", str(model_dir))
         try:
-            yield engine, pump
+            yield engine_child, pump
         finally:
-            await engine.stop()
+            await engine_child.stop()
+
+
+def engine_of(own: WorkerConfig) -> tuple[str, ...]:
+    """For `children`. Raises ConfigError for settings that do not go together."""
+    if own.engine == "embedded":
+        return EMBEDDED
+    _check_together(own)
+    if own.vllm_server:
+        return (VLLM, "--server", own.vllm_server, "--bridge", own.vllm_bridge, *_words("event", own.vllm_events))
+    network = () if own.vllm_network == "none" else (f"--network={own.vllm_network}",)
+    place = f"--network-address={own.vllm_network_address}"
+    return (VLLM, "--python", own.vllm_python, *network, place, *_words("argument", own.vllm_arguments))
+
+
+def _check_together(own: WorkerConfig) -> None:
+    """What would be ignored is refused, and so is an address from which nobody could fetch anything."""
+    if own.vllm_server and own.vllm_network != "none":
+        raise ConfigError("worker.vllm_network", "goes without worker.vllm_server: the worker must start the server")
+    if own.vllm_server and own.vllm_arguments:
+        raise ConfigError("worker.vllm_arguments", "goes without worker.vllm_server, which others start")
+    for setting in ("vllm_bridge", "vllm_events"):
+        if getattr(own, setting) and not own.vllm_server:
+            raise ConfigError(f"worker.{setting}", "goes with worker.vllm_server only")
+    host = own.vllm_network_address.rpartition(":")[0]
+    routers_come_to = own.rpc_advertise.rpartition(":")[0] or own.rpc_host
+    if own.vllm_network != "none" and is_loopback(host) and not is_loopback(routers_come_to):
+        raise ConfigError(
+            "worker.vllm_network_address", f"{host} is this machine alone: name what other nodes of the region reach"
+        )
+
+
+def _words(name: str, words: Sequence[str]) -> tuple[str, ...]:
+    """One option for each, so that a word may look like an option itself."""
+    return tuple(f"--{name}={word}" for word in words)
 
 
 @asynccontextmanager

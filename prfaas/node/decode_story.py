@@ -38,7 +38,7 @@ class DecodeStory:
         self._workplace, self._prefixes = workplace, prefixes
 
     async def reserve(self, tenure: Tenure, command: Reserve) -> Reserved:
-        """A place in admission, and room for KV that comes from elsewhere."""
+        """A place in admission, and room for KV that comes from elsewhere, unless the engine fetches it itself."""
         info, place, attempt = self._workplace.info, self._workplace.place, tenure.attempt
         if command.source_namespace != info.namespace:
             raise NamespaceMismatch(info.namespace, command.source_namespace)
@@ -47,8 +47,9 @@ class DecodeStory:
             raise InvalidRequest(
                 f"{tokens} tokens exceed the context of {info.max_context_tokens}", code="context_length_exceeded"
             )
+        self._workplace.check_network(command.network)
         self._workplace.admission.take_sequence(attempt, tokens)
-        if command.source_node != place.node:
+        if command.source_node != place.node and not command.network:
             tenure.borrowed = await self._borrow(tenure)
             tenure.span = await self._workplace.take_span(
                 tenure,
@@ -72,7 +73,7 @@ class DecodeStory:
         """All tokens and the end. What the sequence leaves for the cache, if anything: then the engine still has it."""
         sampling, caching = tenure.sampling, tenure.tenant is not None
         assert sampling is not None
-        arrived = await self._arrived(tenure)
+        arrived = await self._arrived(tenure, command.handover)
         if tenure.deadline:
             tenure.deadline.cancel()  # from here the number of tokens bounds it
         tenure.in_engine = True
@@ -86,6 +87,8 @@ class DecodeStory:
             command.top_logits,
             snapshot_tokens=HASH_UNIT_TOKENS if caching else 0,
             linger=caching,
+            salt=tenure.salt,
+            handover=command.handover,
         )
         async for event in events:
             match event:
@@ -107,11 +110,11 @@ class DecodeStory:
         hit = await self._prefixes.for_decode(tenure, tenure.tenant, limit_tokens)
         return await self._prefixes.borrow(tenure, hit, resume=False)
 
-    async def _arrived(self, tenure: Tenure) -> _Arrived:
+    async def _arrived(self, tenure: Tenure, handover: bytes) -> _Arrived:
         """Raises TransferFailed when any of what comes from elsewhere has been lost."""
         span, borrowed, stop = tenure.span, tenure.borrowed, tenure.handoff_tokens
         if span is None:
-            if not tenure.in_engine:
+            if not tenure.in_engine and not handover:
                 raise InvalidRequest("nothing was prefilled for this attempt", param="attempt")
             return _Arrived()
         await both(self._workplace.pump.moved(tenure.attempt), _all_of(tenure.attempt, borrowed))

@@ -6,10 +6,11 @@ from contextlib import contextmanager
 
 from prfaas.engine import messages
 from prfaas.engine.port import EngineInfo
-from prfaas.errors import EngineFailed, PeerUnavailable
+from prfaas.errors import ConfigError, EngineFailed, PeerUnavailable
 from prfaas.ipc import AsyncChannel
 from prfaas.kvcache.layout import Window
 from prfaas.node.answers import Pulse, answered
+from prfaas.node.engine_prefixes import EnginePrefixes
 from prfaas.node.engine_pulse import Labour
 from prfaas.request import AttemptId, Sampling
 
@@ -44,6 +45,7 @@ class EngineClient:
         self._exports: dict[str, asyncio.Future[None]] = {}
         self._info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self.load = _IDLE
+        self.prefixes = EnginePrefixes()
         #: The engine speaks about four times a second, but not while it is in one operator.
         self.pulse = Pulse(f"engine of {node}")
         #: It may go on speaking and still do nothing.
@@ -61,16 +63,20 @@ class EngineClient:
         return await asyncio.shield(self._info)
 
     async def run(self) -> None:
-        """Deliver events until the engine is gone; then raise PeerUnavailable."""
+        """Deliver events until the engine is gone; then raise PeerUnavailable, or ConfigError when it says why."""
         while (event := await self._channel.receive()) is not None:
             self.pulse.beat()
             match event:
                 case messages.Ready():
                     self._info.set_result(event.info)
+                case messages.Unfit(setting=setting, why=why):
+                    raise ConfigError(setting, why)
                 case messages.Load():
                     self.load = event
                     if self._labour.beats(event):
                         self.progress.beat()
+                case messages.Prefixes(changes=changes):
+                    self.prefixes.apply(changes)
                 case messages.Cancelled():
                     _settle(self._cancels.pop(event.attempt, None))
                     _settle(self._exports.pop(event.attempt, None), EngineFailed(self._node, "cancelled"))
@@ -95,6 +101,8 @@ class EngineClient:
         out: Window | None = None,
         checkpoints: tuple[int, ...] = (),
         linger: bool = False,
+        salt: bytes = b"",
+        hand_over: bool = False,
         on_rows: Callable[[int, int], None] = _ignore,
         on_read: Callable[[], None] = _ignore,
     ) -> messages.Prefilled:
@@ -110,6 +118,8 @@ class EngineClient:
             out=out,
             checkpoints=checkpoints,
             linger=linger,
+            salt=salt,
+            hand_over=hand_over,
         )
         with self._ordered(command) as events:
             while True:
@@ -134,6 +144,8 @@ class EngineClient:
         *,
         snapshot_tokens: int = 0,
         linger: bool = False,
+        salt: bytes = b"",
+        handover: bytes = b"",
     ) -> AsyncIterator[messages.PoolRead | messages.Tokens | messages.Finished]:
         """Tokens until Finished, as in messages.Decode. Raises EngineFailed."""
         command = messages.Decode(
@@ -150,6 +162,8 @@ class EngineClient:
             top_logits=top_logits,
             snapshot_tokens=snapshot_tokens,
             linger=linger,
+            salt=salt,
+            handover=handover,
         )
         with self._ordered(command) as events:
             while True:

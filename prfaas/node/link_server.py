@@ -14,7 +14,9 @@ from typing import Protocol
 import grpc
 
 from prfaas.errors import InvalidRequest
-from prfaas.node.rpc_server import RpcServer, serve_rpc
+from prfaas.node.feed_calls import EngineCacheServicer, engine_cache_callers
+from prfaas.node.pool_feed import Feed
+from prfaas.node.rpc_server import RpcServer, Service, serve_rpc
 from prfaas.request import AttemptId
 from prfaas.rpc.commands import Cancel, Command, Event, Failed, WorkerDescription
 from prfaas.rpc.gate import FIRST_CALL_S
@@ -28,8 +30,8 @@ from prfaas.rpc.translate import (
     unpack_attempt,
     unpack_command,
 )
+from prfaas.rpc.v1 import cache_pb2, cache_pb2_grpc, worker_pb2_grpc
 from prfaas.rpc.v1 import worker_pb2 as pb
-from prfaas.rpc.v1 import worker_pb2_grpc
 from prfaas.security import PeerRole
 
 #: Events that wait because the router does not read: more than all that is admitted produces while it is briefly busy.
@@ -182,18 +184,26 @@ async def serve_worker(
     port: int,
     identity: Identity | None = None,
     *,
+    prefixes: Feed | None = None,
     first_call_s: float = FIRST_CALL_S,
 ) -> RpcServer:
-    """As `serve_rpc`. With an identity only routers may link."""
-    return await serve_rpc(
-        str(pb.DESCRIPTOR.services_by_name["Worker"].full_name),
-        partial(worker_pb2_grpc.add_WorkerServicer_to_server, WorkerServicer(runtime)),
-        _callers,
-        host,
-        port,
-        identity,
-        first_call_s=first_call_s,
-    )
+    """As `serve_rpc`. With an identity only routers may link. `prefixes`: of an engine that keeps any by itself."""
+    services = [
+        Service(
+            str(pb.DESCRIPTOR.services_by_name["Worker"].full_name),
+            partial(worker_pb2_grpc.add_WorkerServicer_to_server, WorkerServicer(runtime)),
+            _callers,
+        )
+    ]
+    if prefixes is not None:
+        services.append(
+            Service(
+                str(cache_pb2.DESCRIPTOR.services_by_name["EngineCache"].full_name),
+                partial(cache_pb2_grpc.add_EngineCacheServicer_to_server, EngineCacheServicer(prefixes)),
+                engine_cache_callers,
+            )
+        )
+    return await serve_rpc(services, host, port, identity, first_call_s=first_call_s)
 
 
 def _callers(own: PeerRole) -> dict[str, frozenset[PeerRole]]:

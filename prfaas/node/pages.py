@@ -7,6 +7,7 @@ from typing import Protocol
 
 from prfaas.cluster import Role
 from prfaas.flows.convert_role import Phase, Standing
+from prfaas.kvcache.hashing import HASH_UNIT_TOKENS
 from prfaas.node.engine_client import EngineClient
 from prfaas.node.pump_client import PumpClient
 from prfaas.node.worker import Worker
@@ -69,6 +70,7 @@ class WorkerPages:
         metrics.set(names.COMMITTED_TOKENS, admission.committed_tokens)
         metrics.set(names.QUEUED_PREFILL_TOKENS, admission.prefill_tokens)
         metrics.set(names.KEPT_SEQUENCES, engine.kept_sequences)
+        self._read_server()
         self._read_pump()
         self._read_cache()
         metrics.set(names.RESERVATIONS, self._worker.attempts)
@@ -82,6 +84,15 @@ class WorkerPages:
             metrics.follow(names.RPC_REFUSED, total, reason=refusal.value)
         metrics.set(names.CERTIFICATE_VALID, self._identity.valid_s if self._identity is not None else math.inf)
         return 200, CONTENT_TYPE, metrics.exposition()
+
+    def _read_server(self) -> None:
+        metrics, engine = self._metrics, self.engine.load
+        metrics.set(names.ENGINE_OTHERS, engine.others_running + engine.others_waiting)
+        metrics.set(names.ENGINE_PREFIX_TOKENS, self.engine.prefixes.units * HASH_UNIT_TOKENS)
+        if engine.server is not None:
+            metrics.set(names.ENGINE_KV_RATIO, engine.server.kv_usage_ratio)
+            metrics.follow(names.ENGINE_QUERIED_TOKENS, engine.server.prefix_queried_tokens_total)
+            metrics.follow(names.ENGINE_HIT_TOKENS, engine.server.prefix_hit_tokens_total)
 
     def _read_pump(self) -> None:
         metrics, load = self._metrics, self.pump.load

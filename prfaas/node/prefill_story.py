@@ -7,16 +7,16 @@ can be resumed from; else everything is computed.
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
-from prfaas.cluster import RegionId
+from prfaas.cluster import RESUMES_ANYWHERE, RegionId
 from prfaas.config import CacheConfig
 from prfaas.engine import messages as engine_messages
 from prfaas.errors import InvalidRequest
 from prfaas.kvcache.layout import Extent, Window
-from prfaas.node.cache_fetch import NOTHING, Found, PrefixSource
+from prfaas.node.cache_fetch import NOTHING, Found, PrefixSource, keys_of
 from prfaas.node.cache_plan import Schedule, handoff, holdable, schedule, sent_ends
 from prfaas.node.cache_publish import Harvest
 from prfaas.node.tenure import Borrowed, Tenure
@@ -73,6 +73,8 @@ class PrefillStory:
         """Push it as it comes to exist. With a harvest the engine still has the sequence."""
         workplace, attempt, destination = self._workplace, tenure.attempt, command.destination
         assert destination is not None
+        if destination.network:
+            return await self._handed_over(tenure, command, destination.network), None
         if not 0 <= destination.held_tokens <= holdable(tenure.handoff_tokens):
             raise InvalidRequest(f"{destination.held_tokens} tokens cannot be held there", param="held_tokens")
         found = await self._found(tenure, command.pull_region)
@@ -92,6 +94,15 @@ class PrefillStory:
         workplace.let_go(tenure, attempt)
         tenure.in_engine = tenure.tenant is not None
         return _report(tenure, done, start, moved), _harvest(tenure, start, plan, done)
+
+    async def _handed_over(self, tenure: Tenure, command: Prefill, network: str) -> PrefillDone:
+        """The engine keeps it on its own account, for the engine that decodes."""
+        self._workplace.check_network(network)
+        start = await self._brought(tenure, await self._found(tenure, command.pull_region))
+        plan = self._schedule(tenure, start)
+        done = await self._compute(tenure, start, plan, hand_over=True)
+        tenure.in_engine = False
+        return replace(_report(tenure, done, start), handover=done.handover)
 
     async def _moved(self, tenure: Tenure, to: Destination, extent: Extent) -> pump_messages.Sent:
         """Until the receiver has it all, checked."""
@@ -114,6 +125,8 @@ class PrefillStory:
         plan: Schedule,
         out: Window | None = None,
         on_rows: Callable[[int, int], None] = _unannounced,
+        *,
+        hand_over: bool = False,
     ) -> engine_messages.Prefilled:
         """In the engine, where the sequence stays: for its decode, or when it goes `out` for its harvest."""
         tenure.in_engine = True
@@ -127,6 +140,8 @@ class PrefillStory:
             out=out,
             checkpoints=plan.checkpoints,
             linger=out is not None and tenure.tenant is not None,
+            salt=tenure.salt,
+            hand_over=hand_over,
             on_rows=on_rows,
             on_read=lambda: self._workplace.let_go(tenure, *start.spans),
         )
@@ -191,15 +206,24 @@ class PrefillStory:
 
     async def _found(self, tenure: Tenure, pull_region: RegionId | None) -> Found:
         """What the cache has; by that the prefill is taken on. Raises Overloaded."""
-        found = NOTHING
+        found, own_tokens = NOTHING, await self._own(tenure)
         if self._prefixes is not None and tenure.tenant is not None:
             found = await self._prefixes.for_prefill(tenure, tenure.tenant, pull_region)
         try:
-            self._workplace.admission.take_prefill(tenure.attempt, tenure.prompt_tokens - found.hit.kv_tokens)
+            cached_tokens = max(found.hit.kv_tokens, own_tokens)
+            self._workplace.admission.take_prefill(tenure.attempt, tenure.prompt_tokens - cached_tokens)
         except BaseException:
             self._release(found)
             raise
         return found
+
+    async def _own(self, tenure: Tenure) -> int:
+        """How much of the prompt the engine has in a cache of its own, where it keeps one."""
+        info, prefixes = self._workplace.info, self._workplace.engine.prefixes
+        if not tenure.salt or not prefixes.units:
+            return 0
+        keys = await keys_of(tenure.prompt, info.namespace, tenure.salt)
+        return prefixes.resumed(keys, tenure.handoff_tokens, anywhere=RESUMES_ANYWHERE in info.capabilities)
 
     async def _brought(self, tenure: Tenure, found: Found) -> Start:
         """The cached prefix, here; or nothing, and all is computed."""
@@ -254,7 +278,7 @@ def _report(
         exposed_s=now_s - computed_s,
         prefill_tokens=done.tokens,
         kv_bytes=0 if moved is None else moved.payload_bytes,
-        cached_tokens=start.cached,
+        cached_tokens=start.cached + done.cached,
         pulled_bytes=start.pulled_bytes,
         took_s=now_s - tenure.heard_s,
     )

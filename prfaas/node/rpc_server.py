@@ -1,8 +1,9 @@
-"""The gRPC server of a node: one service of ours, the standard health and reflection services beside it, and a gate in
-front of them where there are certificates.
+"""The gRPC server of a node: services of ours, the standard health and reflection services beside them, and a gate in
+front of all where there are certificates.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -17,13 +18,27 @@ from prfaas.security import PeerRole, Refusal
 Callers = Callable[[PeerRole], Mapping[str, frozenset[PeerRole]]]
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """By its full name; `add` adds it to a server."""
+
+    name: str
+    add: Callable[[grpc.aio.Server], None]
+    callers: Callers
+
+
 class RpcServer:
     """The gRPC server of a node. Not serving until it is told so. In plain it refuses nobody."""
 
     def __init__(
-        self, service: str, server: grpc.aio.Server, statuses: health.aio.HealthServicer, port: int, gate: Gate | None
+        self,
+        services: Sequence[Service],
+        server: grpc.aio.Server,
+        statuses: health.aio.HealthServicer,
+        port: int,
+        gate: Gate | None,
     ) -> None:
-        self._service, self._server, self._statuses, self._gate = service, server, statuses, gate
+        self._services, self._server, self._statuses, self._gate = services, server, statuses, gate
         self.port = port
 
     @property
@@ -32,8 +47,8 @@ class RpcServer:
 
     async def set_serving(self, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for service in (health.OVERALL_HEALTH, self._service):
-            await self._statuses.set(service, status)
+        for name in (health.OVERALL_HEALTH, *(service.name for service in self._services)):
+            await self._statuses.set(name, status)
 
     async def stop(self, grace_s: float) -> None:
         """Ends every call after `grace_s`; by then what was admitted should have finished."""
@@ -41,26 +56,26 @@ class RpcServer:
 
 
 async def serve_rpc(
-    service: str,
-    add: Callable[[grpc.aio.Server], None],
-    callers: Callers,
+    services: Sequence[Service],
     host: str,
     port: int,
     identity: Identity | None = None,
     *,
     first_call_s: float = FIRST_CALL_S,
 ) -> RpcServer:
-    """Listens on `host:port` (port 0: any) and returns once connections are accepted. `add` adds the service, `service`
-    is its full name. With an identity only `callers` may call, and a connection without a call for `first_call_s`
-    counts as refused. Raises OSError when it cannot listen."""
+    """Listens on `host:port` (port 0: any) and returns once connections are accepted. With an identity only each
+    service's `callers` may call, and a connection without a call for `first_call_s` counts as refused. Raises OSError
+    when it cannot listen."""
     gate = None
     if identity is not None:
-        gate = Gate({f"/{service}/{name}": roles for name, roles in callers(identity.role).items()}, first_call_s)
+        gate = Gate(_allowed(services, identity.role), first_call_s)
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[gate] if gate is not None else [])
-    add(server)
+    for service in services:
+        service.add(server)
     statuses = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
-    reflection.enable_server_reflection((service, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    shown = (*(service.name for service in services), health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(shown, server)
     try:
         if identity is None or gate is None:
             bound = server.add_insecure_port(f"{host}:{port}")
@@ -68,10 +83,14 @@ async def serve_rpc(
             bound = server.add_secure_port(f"{host}:{port}", identity.server_credentials(gate.begun))
     except RuntimeError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error}") from error
-    serving = RpcServer(service, server, statuses, bound, gate)
+    serving = RpcServer(services, server, statuses, bound, gate)
     await serving.set_serving(False)
     await server.start()
     return serving
+
+
+def _allowed(services: Sequence[Service], own: PeerRole) -> dict[str, frozenset[PeerRole]]:
+    return {f"/{each.name}/{name}": roles for each in services for name, roles in each.callers(own).items()}
 
 
 SERVER_OPTIONS = (

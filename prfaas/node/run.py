@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from prfaas.cluster import Incarnation, Node, NodeId, NodeKind, RegionId, Role
+from prfaas.cluster import OWN_PREFIXES, Incarnation, Node, NodeId, NodeKind, RegionId, Role
 from prfaas.config import Config, WorkerConfig
 from prfaas.engine.port import EngineInfo
 from prfaas.errors import ConfigError
@@ -23,12 +23,13 @@ from prfaas.membership.follow_budget import BudgetFollower
 from prfaas.membership.follow_plan import PlanFollower
 from prfaas.membership.registration import Registration
 from prfaas.node.admission import Admission, Limits
-from prfaas.node.children import children
+from prfaas.node.children import children, engine_of
 from prfaas.node.engine_client import EngineClient
 from prfaas.node.link_server import Runtime, serve_worker
 from prfaas.node.link_tcp import serve_link
 from prfaas.node.pages import WorkerPages
 from prfaas.node.pool_client import PoolClient
+from prfaas.node.pool_feed import Feed
 from prfaas.node.pump_client import SILENCE_S, PumpClient
 from prfaas.node.role import RoleSeat
 from prfaas.node.self_check import check_addresses
@@ -72,7 +73,8 @@ async def run_worker(
     tracing = open_tracing(f"prfaas-{role_of(kind).value}", own.id)
     stop = StopSignals()
     try:
-        async with children(Path(own.model_dir), config.kv.pool_bytes) as (engine_child, pump_child):
+        running = children(Path(own.model_dir), config.kv.pool_bytes, engine_of(own))
+        async with running as (engine_child, pump_child):
             engine, pump = EngineClient(own.id, engine_child.channel), PumpClient(own.id, pump_child.channel)
             async with asyncio.TaskGroup() as group:
                 crew = [
@@ -141,8 +143,11 @@ async def _serve(
     own = config.worker
     async with AsyncExitStack() as stack:
         with listening("worker.rpc_port"):
-            server = await serve_worker(runtime, own.rpc_host, own.rpc_port, identity)
+            prefixes = _prefixes(worker, pages.engine)
+            server = await serve_worker(runtime, own.rpc_host, own.rpc_port, identity, prefixes=prefixes)
         stack.push_async_callback(server.stop, STOP_GRACE_S)
+        if prefixes is not None:
+            stack.callback(prefixes.close)
         with listening("worker.link_port"):
             links = await serve_link(runtime, own.rpc_host, own.link_port, identity)
         stack.push_async_callback(links.stop, STOP_GRACE_S)
@@ -241,6 +246,13 @@ def _node(config: Config, kind: NodeKind, worker: Worker, rpc_port: int, link_po
         tokenizer=info.tokenizer,
         max_sequences=own.max_sequences,
     )
+
+
+def _prefixes(worker: Worker, engine: EngineClient) -> Feed | None:
+    """Those that the engine keeps by itself, if it says which."""
+    if OWN_PREFIXES not in worker.info.capabilities:
+        return None
+    return engine.prefixes.feed(worker.place.incarnation, worker.info.namespace)
 
 
 def _link_address(own: WorkerConfig, port: int) -> str:

@@ -43,7 +43,7 @@ class Telemetry:
                 load,
                 egress=self._egress.measure(elapsed_s),
                 prefill_busy_ratio=self._prefill_busy(elapsed_s),
-                decode_busy_ratio=min(1.0, load.decoding / load.max_batch) if load.max_batch else None,
+                decode_busy_ratio=decode_busy(load),
             ),
             self._counters(),
         )
@@ -65,6 +65,13 @@ class Telemetry:
             "kv_failed_transfers": pump.failed_transfers_total,
         }
         refused = {f"kv_refused_frames_{cause}": count for cause, count in pump.refused.items()}
+        if (server := engine.server) is not None:
+            totals |= {
+                "engine_prompt_tokens": server.prompt_tokens_total,
+                "engine_generated_tokens": server.generated_tokens_total,
+                "engine_prefix_queried_tokens": server.prefix_queried_tokens_total,
+                "engine_prefix_hit_tokens": server.prefix_hit_tokens_total,
+            }
         failed = {f"kv_failed_transfers_{cause}": count for cause, count in self._pump.failed.items()}
         return totals | refused | failed
 
@@ -74,6 +81,14 @@ class Telemetry:
         worked_s, self._prefill_busy_s = busy_s - self._prefill_busy_s, busy_s
         own_s = elapsed_s * max(LEAST_SHARE, self._engine.prefill_share)
         return min(1.0, max(0.0, worked_s) / own_s) if own_s > 0 else None
+
+
+def decode_busy(load: NodeLoad) -> float | None:
+    """Of its batch slots, or of the engine's memory for sequences where that runs short first."""
+    if not load.max_batch:
+        return None
+    memory = (load.engine_kv_ratio or 0.0) if load.decoding else 0.0
+    return min(1.0, max(load.decoding / load.max_batch, memory))
 
 
 class EgressRates:

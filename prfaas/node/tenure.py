@@ -80,6 +80,8 @@ class Tenure:
     sampling: Sampling | None = None
     #: None: without the cache.
     tenant: Tenant | None = None
+    #: For a cache of the engine's own; empty: without it.
+    salt: bytes = field(default=b"", repr=False)
     span: pump_messages.Reserved | None = None
     borrowed: Borrowed | None = None
     in_engine: bool = False

@@ -105,6 +105,7 @@ class Worker:
         return len(self._lingering)
 
     def load(self) -> NodeLoad:
+        engine = self._engine.load
         return NodeLoad(
             queued_prefill_tokens=self.admission.prefill_tokens,
             active_sequences=self.admission.sequences,
@@ -112,9 +113,10 @@ class Worker:
             kv_free_bytes=self._pump.load.free_bytes,
             kv_total_bytes=self._pump.load.total_bytes,
             draining=self.draining or self.held,
-            decoding=self._engine.load.active_sequences,
-            waiting_decodes=self._engine.load.queued_sequences,
+            decoding=engine.active_sequences + engine.others_running,
+            waiting_decodes=engine.queued_sequences + engine.others_waiting,
             max_batch=self._engine.max_batch,
+            engine_kv_ratio=engine.server.kv_usage_ratio if engine.server is not None else None,
         )
 
     def hold(self, held: bool) -> None:
@@ -205,7 +207,8 @@ class Worker:
         caching = command.use_cache and self.pool is not None and self.pool.shards()
         tenant = Tenant(command.tenant, command.salt) if caching else None
         traceparent = command.traceparent if valid_traceparent(command.traceparent) else ""
-        tenure = Tenure(attempt, session, prompt, tenant=tenant, traceparent=traceparent)
+        salt = command.salt if command.use_cache else b""
+        tenure = Tenure(attempt, session, prompt, tenant=tenant, salt=salt, traceparent=traceparent)
         self._tenures[attempt] = tenure
         error = DeadlineExceeded("attempt", command.deadline_s)
         tenure.deadline = asyncio.get_running_loop().call_later(command.deadline_s, self._fail, tenure, error)

@@ -9,8 +9,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from prfaas.cluster import NETWORK
 from prfaas.engine.port import EngineInfo
-from prfaas.errors import PeerUnavailable
+from prfaas.errors import Overloaded, PeerUnavailable
 from prfaas.kvcache.layout import Extent
 from prfaas.node.admission import Admission
 from prfaas.node.engine_client import CANCEL_DEADLINE_S, EngineClient
@@ -51,6 +52,11 @@ class Workplace:
         # A task that is cancelled before its first step never awaits the work.
         task.add_done_callback(lambda _: work.close())
         return task
+
+    def check_network(self, network: str) -> None:
+        """A router whose view is older than this life of the node finds another one. Raises Overloaded."""
+        if network and f"{NETWORK}{network}" not in self.info.capabilities:
+            raise Overloaded(f"network: this node has no {network}")
 
     async def take_span(
         self,

@@ -521,6 +521,21 @@ COMMITTED_TOKENS = Gauge(
 )
 QUEUED_PREFILL_TOKENS = Gauge("prfaas_worker_queued_prefill_tokens", "Prompt tokens waiting for prefill.")
 KEPT_SEQUENCES = Gauge("prfaas_worker_kept_sequences", "Sequences prefilled here that wait for their decode.")
+ENGINE_KV_RATIO = Gauge(
+    "prfaas_worker_engine_kv_ratio", "Part of the engine's own KV memory that sequences hold; 0 where it tells of none."
+)
+ENGINE_OTHERS = Gauge(
+    "prfaas_worker_engine_other_sequences", "Sequences that others have at the server that the engine drives."
+)
+ENGINE_PREFIX_TOKENS = Gauge(
+    "prfaas_worker_engine_prefix_tokens", "Tokens of prefixes that the engine keeps in a cache of its own."
+)
+ENGINE_QUERIED_TOKENS = Counter(
+    "prfaas_worker_engine_prefix_queried_tokens_total", "Prompt tokens that the engine looked for in that cache."
+)
+ENGINE_HIT_TOKENS = Counter(
+    "prfaas_worker_engine_prefix_hit_tokens_total", "Prompt tokens that the engine found in that cache."
+)
 KV_FREE_BYTES = Gauge("prfaas_worker_kv_free_bytes", "Free bytes of the KV pool.")
 KV_TOTAL_BYTES = Gauge("prfaas_worker_kv_total_bytes", "Bytes of the KV pool.")
 KV_SPANS = Gauge("prfaas_worker_kv_spans", "Spans taken in the KV pool.")
@@ -674,6 +689,11 @@ WORKER: tuple[Metric, ...] = (
     COMMITTED_TOKENS,
     QUEUED_PREFILL_TOKENS,
     KEPT_SEQUENCES,
+    ENGINE_KV_RATIO,
+    ENGINE_OTHERS,
+    ENGINE_PREFIX_TOKENS,
+    ENGINE_QUERIED_TOKENS,
+    ENGINE_HIT_TOKENS,
     KV_FREE_BYTES,
     KV_TOTAL_BYTES,
     KV_SPANS,

@@ -14,7 +14,8 @@ from prfaas.request import NO_PERMIT, FinishReason, Permit, RequestId, Sampling,
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
     """Take room for the attempt, for KV that will come from `source_node` (which may be this worker itself). `salt`
-    keys the prefixes of the tenant; with `use_cache` cached ones may be used, and new ones given to the cache."""
+    keys the prefixes of the tenant; with `use_cache` cached ones may be used, and new ones given to the cache. With a
+    `network`, one of the engines' own, it comes over that and needs no room."""
 
     request_id: RequestId
     prompt: bytes
@@ -28,6 +29,7 @@ class Reserve:
     use_cache: bool = False
     #: W3C trace context; empty: none.
     traceparent: str = ""
+    network: str = ""
 
 
 NO_REGION = RegionId("")
@@ -36,7 +38,7 @@ NO_REGION = RegionId("")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
     """Where the KV of a prefill goes: one reservation on one life of a node, which has the KV of `held_tokens` already.
-    A router of an older version does not say the region."""
+    A router of an older version does not say the region. `network`: as in Reserve."""
 
     node: NodeId
     incarnation: Incarnation
@@ -45,6 +47,7 @@ class Destination:
     region: RegionId = NO_REGION
     permit: Permit = NO_PERMIT
     held_tokens: int = 0
+    network: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +71,10 @@ class Prefill:
 @dataclass(frozen=True, slots=True)
 class Decode:
     """Take the hand-off and stream tokens, each with its `top_logits` highest logits and, if the engine can, its
-    score."""
+    score. `handover`: as the PrefillDone of the attempt gave it."""
 
     top_logits: int = 0
+    handover: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,8 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillDone:
-    """The KV is complete and checked at the destination, with the fields of `flows.ports.PrefillReport`."""
+    """The KV is complete and checked at the destination, with the fields of `flows.ports.PrefillReport`; or, with
+    `handover`, ready for the engine there to fetch it."""
 
     queue_s: float
     compute_s: float
@@ -106,6 +111,7 @@ class PrefillDone:
     cached_tokens: int = 0
     pulled_bytes: int = 0
     took_s: float | None = None
+    handover: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,8 @@ KEY_BYTES = 16
 MAX_TICKET_BYTES = 256
 #: A digest's worth.
 MAX_SALT_BYTES = 64
+#: It lists the blocks of the longest prompts.
+MAX_HANDOVER_BYTES = 1 << 20
 #: Of a tenant, against others.
 MAX_WEIGHT = 1e6
 
@@ -66,7 +68,9 @@ def pack_command(attempt: AttemptId, command: Command) -> pb.Command:
         case Prefill():
             return pb.Command(attempt=packed, prefill=_pack_prefill(command))
         case Decode():
-            return pb.Command(attempt=packed, decode=pb.Decode(top_logits=command.top_logits))
+            return pb.Command(
+                attempt=packed, decode=pb.Decode(top_logits=command.top_logits, handover=command.handover)
+            )
         case Cancel():
             return pb.Command(attempt=packed, cancel=pb.Cancel())
         case _:
@@ -89,7 +93,7 @@ def unpack_command(message: pb.Command) -> Command:
         case "prefill":
             return _unpack_prefill(message.prefill)
         case "decode":
-            return Decode(message.decode.top_logits)
+            return Decode(message.decode.top_logits, _handover(message.decode.handover))
         case "cancel":
             return Cancel()
         case _:
@@ -190,6 +194,7 @@ def _pack_reserve(command: Reserve) -> pb.Reserve:
         tenant=command.tenant,
         use_cache=command.use_cache,
         traceparent=command.traceparent,
+        network=command.network,
     )
 
 
@@ -214,7 +219,14 @@ def _unpack_reserve(message: pb.Reserve) -> Reserve:
         tenant=message.tenant,
         use_cache=message.use_cache,
         traceparent=message.traceparent,
+        network=message.network,
     )
+
+
+def _handover(handover: bytes) -> bytes:
+    if len(handover) > MAX_HANDOVER_BYTES:
+        raise InvalidRequest(f"a hand-over of {len(handover)} bytes", param="handover")
+    return handover
 
 
 def _salt(salt: bytes) -> bytes:
@@ -273,6 +285,7 @@ def pack_destination(to: Destination) -> pb.Destination:
         key_out=to.permit.key_out,
         key_back=to.permit.key_back,
         held_tokens=to.held_tokens,
+        network=to.network,
     )
 
 
@@ -286,6 +299,7 @@ def unpack_destination(message: pb.Destination) -> Destination:
         region=RegionId(message.region),
         permit=_permit(message),
         held_tokens=message.held_tokens,
+        network=message.network,
     )
 
 
@@ -330,6 +344,7 @@ def _pack_prefill_done(event: PrefillDone) -> pb.PrefillDone:
         cached_tokens=event.cached_tokens,
         pulled_bytes=event.pulled_bytes,
         took_s=event.took_s,
+        handover=event.handover,
     )
 
 
@@ -343,6 +358,7 @@ def _unpack_prefill_done(message: pb.PrefillDone) -> PrefillDone:
         cached_tokens=message.cached_tokens,
         pulled_bytes=message.pulled_bytes,
         took_s=message.took_s if message.HasField("took_s") else None,
+        handover=_handover(message.handover),
     )
 
 

@@ -41,6 +41,7 @@ class Work(NamedTuple):
             load.egress,
             load.prefill_busy_ratio,
             load.decode_busy_ratio,
+            load.engine_kv_ratio,
         )
 
     def busy(self, load: NodeLoad) -> Busy:

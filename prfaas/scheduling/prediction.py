@@ -77,7 +77,7 @@ class Decoding:
             name = node.id
             wait_s, step_s = there.slot(busy.get(name) or node.busy)
             match = matches.get(name)
-            seconds = wait_s + step_s + there[0 if match is None else match.kv]
+            seconds = wait_s + step_s + there[0 if match is None else match.kept(node)]
             if seconds < lowest_s:
                 lowest_s, found = seconds, [node]
             elif seconds == lowest_s:
@@ -168,7 +168,7 @@ class Toward:
             name = node.id
             queue_s = (busy.get(name) or node.busy)[0] * source.queue_s_per_token
             match = matches.get(name)
-            prefill_s, exposed_s = source[0 if match is None else match.joint]
+            prefill_s, exposed_s = source[0 if match is None else match.resumed]
             seconds = queue_s + prefill_s + exposed_s
             if seconds < lowest_s:
                 lowest_s, found = seconds, [node]

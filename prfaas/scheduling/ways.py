@@ -109,7 +109,7 @@ class Ways:
 
     def _decode_tokens(self, node: Node) -> tuple[int, int]:
         load, match = self._view.busy_of(node), self._matches.get(node.id)
-        held = 0 if match is None else min(match.kv, self._handoff_tokens)
+        held = 0 if match is None else min(match.kept(node), self._handoff_tokens)
         return load.committed_tokens + load.queued_prefill_tokens + self._handoff_tokens - held, load.active_sequences
 
     def _prefill(self, nodes: list[Node]) -> Alternative | None:
@@ -120,28 +120,33 @@ class Ways:
 
     def _prefill_seconds(self, node: Node) -> float | None:
         waiting = self._view.busy_of(node).queued_prefill_tokens
-        return self._toward.seconds(node, waiting, self._joint_tokens(node.id))
+        return self._toward.seconds(node, waiting, self._resumed_tokens(node.id))
 
     def _prefill_tokens(self, node: Node) -> tuple[int, int]:
         waiting = self._view.busy_of(node).queued_prefill_tokens
-        return waiting + self._handoff_tokens + 1 - self._joint_tokens(node.id), 0
+        return waiting + self._handoff_tokens + 1 - self._resumed_tokens(node.id), 0
 
     def _joint_tokens(self, node: NodeId) -> int:
-        """What a prefill can resume from. The last token is never taken from a cache."""
+        """What can be had from the node's region. The last token is never taken from a cache."""
         match = self._matches.get(node)
         return 0 if match is None else min(match.joint, self._handoff_tokens)
 
+    def _resumed_tokens(self, node: NodeId) -> int:
+        """What a prefill on the node resumes from."""
+        match = self._matches.get(node)
+        return 0 if match is None else min(match.resumed, self._handoff_tokens)
+
     def _way(self, prefill: Node) -> Alternative:
-        joint_tokens = self._joint_tokens(prefill.id)
+        resumed_tokens = self._resumed_tokens(prefill.id)
         waiting = self._view.busy_of(prefill).queued_prefill_tokens
         return Alternative(
             Path.REMOTE if prefill.kind is PREFILL_WORKER else Path.LOCAL,
             prefill.id,
             self._decode.id,
-            self._handoff_tokens + 1 - joint_tokens,
+            self._handoff_tokens + 1 - resumed_tokens,
             self._handoff_tokens - self._decode_kv_tokens if prefill is not self._decode else 0,
             self._toward.transfer_bytes(prefill),
-            self._toward.predicted(prefill, waiting, joint_tokens),
+            self._toward.predicted(prefill, waiting, resumed_tokens),
         )
 
     def _pull(self, way: Alternative, source: Node | None) -> Pull | None:
@@ -149,7 +154,7 @@ class Ways:
         target = self._view.nodes[way.prefill]
         if source is None or source.region == target.region or not source.can_push_to(target):
             return None
-        held, cached = self._joint_tokens(source.id), self._joint_tokens(target.id)
+        held, cached = self._joint_tokens(source.id), self._resumed_tokens(target.id)
         if held <= cached:
             return None
         costs = pull_costs(source, target, cached, held, self.params)

@@ -114,6 +114,7 @@ class Session:
                         kv_bytes=count * 10,
                         cached_tokens=self.runtime.cached_tokens,
                         pulled_bytes=self.runtime.pulled_bytes,
+                        handover=self.runtime.handover,
                     ),
                 )
             case Decode():
@@ -140,6 +141,8 @@ class ScriptedRuntime:
         self.silent, self.deaf, self.room = silent, deaf, room
         #: What it has, or had, from a cache.
         self.held_tokens = self.cached_tokens = self.pulled_bytes = 0
+        #: What a prefill for a network of the engines' own hands over.
+        self.handover = b""
         self.on_silence: Callable[[AttemptId], None] = lambda attempt: None
         self.sessions: list[Session] = []
         self._change = asyncio.Event()

@@ -238,6 +238,29 @@ async def test_the_worker_hears_the_whole_request(via: Adapter):
     assert (compute.destination.kv_address, compute.destination.generation) == ("kv.d0.for.east:1", 7)
 
 
+@pytest.mark.parametrize("regions", ["one region", "two regions"])
+async def test_a_hand_over_reaches_the_node_that_decodes_inside_a_region_only(via: Adapter, regions: str):
+    """Where both engines have the same network of their own, all commands of the attempt name it, and what the prefill
+    hands over goes along with the decode; between regions nobody hears of it."""
+    prefill, decode = ScriptedRuntime("d1", 1), ScriptedRuntime("d0", 1)
+    inside = regions == "one region"
+    prefill.handover = b"where it is" if inside else b""
+    can = ("network:x",)
+    async with serving(via, prefill) as p, serving(via, decode) as d:
+        source = replace(node(D1, p.port), capabilities=can, region=RegionId("west" if inside else "east"))
+        async with router(via, source, replace(node(D0, d.port), capabilities=can)) as process:
+            request = prompt(64)
+            reservation = await process.reserve(request, D0, D1)
+            await process.prefill(request, reservation, D1)
+            async for _ in process.ports.decode(reservation, request):
+                pass
+            (_, reserve), (_, take_over) = decode.sessions[0].heard
+            [(_, compute)] = prefill.sessions[0].heard
+    assert isinstance(reserve, Reserve) and isinstance(compute, Prefill) and compute.destination is not None
+    assert {reserve.network, compute.destination.network} == {"x" if inside else ""}
+    assert take_over == Decode(handover=prefill.handover)
+
+
 async def test_the_permit_of_a_reservation_reaches_the_prefill_node_and_nobody_else(via: Adapter):
     """The ticket and the keys of an attempt are in no log line, story or text of what carried them."""
     decode, prefill, story = ScriptedRuntime(D0, 1), ScriptedRuntime(P0, 1), Story()

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -96,12 +97,14 @@ async def worker_on(
     pool_bytes: int = POOL_BYTES,
     store: Store | None = None,
     cache: CacheConfig = CacheConfig(),  # noqa: B008 - frozen
+    capabilities: tuple[str, ...] = (),
 ) -> AsyncIterator[Worker]:
-    """With a `store` it uses the cache pools that are in there."""
+    """With a `store` it uses the cache pools that are in there. `capabilities`: said of its engine besides its own."""
     async with children(model_dir, pool_bytes) as (engine_child, pump_child), asyncio.TaskGroup() as group:
         engine, pump = EngineClient(name, engine_child.channel), PumpClient(name, pump_child.channel)
         crew = [group.create_task(engine.run()), group.create_task(pump.run())]
         info, incarnation = await engine.info(), Incarnation(secrets.randbits(64))
+        info = msgspec.structs.replace(info, capabilities=(*info.capabilities, *capabilities))
         start = Start(
             node=name,
             incarnation=incarnation,
@@ -412,6 +415,32 @@ async def test_field_G3_another_namespace_is_refused(worker: Worker):
     )
     failed = await Router(worker).ask(attempt(), other)
     assert isinstance(failed, Failed) and isinstance(failed.error, NamespaceMismatch)
+    await at_rest(worker)
+
+
+async def test_what_engines_carry_themselves_needs_no_room(model_dir: Path):
+    """Where both engines have a network of their own, the decode node keeps a place in admission and nothing else."""
+    async with worker_on(model_dir, capabilities=("network:x",)) as worker:
+        router, one = Router(worker), attempt()
+        reserved = await router.ask(one, replace(reserve(worker, 600, ELSEWHERE), network="x"))
+        assert isinstance(reserved, Reserved) and reserved.permit == NO_PERMIT
+        assert worker.load().kv_free_bytes == worker.load().kv_total_bytes
+        assert worker.admission.sequences == 1
+        router.send(one, Cancel())
+        await at_rest(worker)
+
+
+async def test_a_network_that_the_engine_has_not_is_refused(worker: Worker):
+    """A router may know an earlier life of the node, which had it: other nodes do better."""
+    router, one, other = Router(worker), attempt(), attempt()
+    elsewhere = Destination(
+        node=ELSEWHERE, incarnation=Incarnation(1), kv_address="127.0.0.1:1", generation=0, network="x"
+    )
+    for failed in (
+        await router.ask(one, replace(reserve(worker, 600, ELSEWHERE), network="x")),
+        await router.ask(other, prefill(600, elsewhere)),
+    ):
+        assert isinstance(failed, Failed) and isinstance(failed.error, Overloaded), failed
     await at_rest(worker)
 
 

@@ -411,3 +411,78 @@ class CachePool:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class EngineCacheStub:
+    """What the engine of a worker has in a cache of its own, which nobody but this engine can use.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Watch = channel.unary_stream(
+                '/prfaas.rpc.v1.EngineCache/Watch',
+                request_serializer=prfaas_dot_rpc_dot_v1_dot_cache__pb2.WatchRequest.SerializeToString,
+                response_deserializer=prfaas_dot_rpc_dot_v1_dot_cache__pb2.Update.FromString,
+                _registered_method=True)
+
+
+class EngineCacheServicer:
+    """What the engine of a worker has in a cache of its own, which nobody but this engine can use.
+    """
+
+    def Watch(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_EngineCacheServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=prfaas_dot_rpc_dot_v1_dot_cache__pb2.WatchRequest.FromString,
+                    response_serializer=prfaas_dot_rpc_dot_v1_dot_cache__pb2.Update.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'prfaas.rpc.v1.EngineCache', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('prfaas.rpc.v1.EngineCache', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class EngineCache:
+    """What the engine of a worker has in a cache of its own, which nobody but this engine can use.
+    """
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/prfaas.rpc.v1.EngineCache/Watch',
+            prfaas_dot_rpc_dot_v1_dot_cache__pb2.WatchRequest.SerializeToString,
+            prfaas_dot_rpc_dot_v1_dot_cache__pb2.Update.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

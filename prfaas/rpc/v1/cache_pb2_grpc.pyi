@@ -131,3 +131,31 @@ class CachePoolServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_cache_pb2.Update], _abc.AsyncIterator[_cache_pb2.Update]]: ...
 
 def add_CachePoolServicer_to_server(servicer: CachePoolServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class EngineCacheStub:
+    """What the engine of a worker has in a cache of its own, which nobody but this engine can use."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> EngineCacheAsyncStub: ...
+    Watch: _grpc.UnaryStreamMultiCallable[_cache_pb2.WatchRequest, _cache_pb2.Update]
+
+@_typing.type_check_only
+class EngineCacheAsyncStub(EngineCacheStub):
+    """What the engine of a worker has in a cache of its own, which nobody but this engine can use."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Watch: _aio.UnaryStreamMultiCallable[_cache_pb2.WatchRequest, _cache_pb2.Update]  # type: ignore[assignment]
+
+class EngineCacheServicer(metaclass=_abc_1.ABCMeta):
+    """What the engine of a worker has in a cache of its own, which nobody but this engine can use."""
+
+    @_abc_1.abstractmethod
+    def Watch(
+        self,
+        request: _cache_pb2.WatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_cache_pb2.Update], _abc.AsyncIterator[_cache_pb2.Update]]: ...
+
+def add_EngineCacheServicer_to_server(servicer: EngineCacheServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -174,6 +174,7 @@ class Reserve(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     USE_CACHE_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    NETWORK_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     prompt: _builtins.bytes
     source_node: _builtins.str
@@ -187,6 +188,8 @@ class Reserve(_message.Message):
     """Whether cached prefixes may be used, and the pool may be given new ones."""
     traceparent: _builtins.str
     """W3C trace context of the request; empty: none."""
+    network: _builtins.str
+    """The KV comes over this network of the engines' own, and needs no room; empty: over ours."""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     def __init__(
@@ -203,10 +206,11 @@ class Reserve(_message.Message):
         tenant: _builtins.str = ...,
         use_cache: _builtins.bool = ...,
         traceparent: _builtins.str = ...,
+        network: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "prompt", b"prompt", "request", b"request", "salt", b"salt", "sampling", b"sampling", "source_namespace", b"source_namespace", "source_node", b"source_node", "source_region", b"source_region", "tenant", b"tenant", "traceparent", b"traceparent", "use_cache", b"use_cache"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "network", b"network", "prompt", b"prompt", "request", b"request", "salt", b"salt", "sampling", b"sampling", "source_namespace", b"source_namespace", "source_node", b"source_node", "source_region", b"source_region", "tenant", b"tenant", "traceparent", b"traceparent", "use_cache", b"use_cache"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -277,6 +281,7 @@ class Destination(_message.Message):
     KEY_OUT_FIELD_NUMBER: _builtins.int
     KEY_BACK_FIELD_NUMBER: _builtins.int
     HELD_TOKENS_FIELD_NUMBER: _builtins.int
+    NETWORK_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     incarnation: _builtins.int
     kv_address: _builtins.str
@@ -287,6 +292,8 @@ class Destination(_message.Message):
     key_out: _builtins.bytes
     key_back: _builtins.bytes
     held_tokens: _builtins.int
+    network: _builtins.str
+    """As in Reserve."""
     def __init__(
         self,
         *,
@@ -299,10 +306,11 @@ class Destination(_message.Message):
         key_out: _builtins.bytes = ...,
         key_back: _builtins.bytes = ...,
         held_tokens: _builtins.int = ...,
+        network: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "held_tokens", b"held_tokens", "incarnation", b"incarnation", "key_back", b"key_back", "key_out", b"key_out", "kv_address", b"kv_address", "node", b"node", "region", b"region", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "held_tokens", b"held_tokens", "incarnation", b"incarnation", "key_back", b"key_back", "key_out", b"key_out", "kv_address", b"kv_address", "network", b"network", "node", b"node", "region", b"region", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -313,15 +321,19 @@ class Decode(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOP_LOGITS_FIELD_NUMBER: _builtins.int
+    HANDOVER_FIELD_NUMBER: _builtins.int
     top_logits: _builtins.int
+    handover: _builtins.bytes
+    """As the PrefillDone of the same attempt gave it."""
     def __init__(
         self,
         *,
         top_logits: _builtins.int = ...,
+        handover: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["top_logits", b"top_logits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handover", b"handover", "top_logits", b"top_logits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -500,6 +512,7 @@ class PrefillDone(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     PULLED_BYTES_FIELD_NUMBER: _builtins.int
     TOOK_S_FIELD_NUMBER: _builtins.int
+    HANDOVER_FIELD_NUMBER: _builtins.int
     queue_s: _builtins.float
     compute_s: _builtins.float
     exposed_s: _builtins.float
@@ -511,6 +524,8 @@ class PrefillDone(_message.Message):
     """Bytes of it that came from another region's cache."""
     took_s: _builtins.float
     """From the command's arrival to this answer."""
+    handover: _builtins.bytes
+    """Over a network of the engines' own: what the engine that decodes needs to fetch the KV."""
     def __init__(
         self,
         *,
@@ -522,10 +537,11 @@ class PrefillDone(_message.Message):
         cached_tokens: _builtins.int = ...,
         pulled_bytes: _builtins.int = ...,
         took_s: _builtins.float | None = ...,
+        handover: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_took_s", b"_took_s", "took_s", b"took_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_took_s", b"_took_s", "cached_tokens", b"cached_tokens", "compute_s", b"compute_s", "exposed_s", b"exposed_s", "kv_bytes", b"kv_bytes", "prefill_tokens", b"prefill_tokens", "pulled_bytes", b"pulled_bytes", "queue_s", b"queue_s", "took_s", b"took_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_took_s", b"_took_s", "cached_tokens", b"cached_tokens", "compute_s", b"compute_s", "exposed_s", b"exposed_s", "handover", b"handover", "kv_bytes", b"kv_bytes", "prefill_tokens", b"prefill_tokens", "pulled_bytes", b"pulled_bytes", "queue_s", b"queue_s", "took_s", b"took_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__took_s: _TypeAlias = _typing.Literal["took_s"]  # noqa: Y015
     _WhichOneofArgType__took_s: _TypeAlias = _typing.Literal["_took_s", b"_took_s"]  # noqa: Y015

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 
-from prfaas.engine.messages import Command, Event, Load
+from prfaas.engine.messages import Command, Event, Load, ServerLoad
 from prfaas.errors import PeerUnavailable
 from prfaas.ipc import AsyncChannel, Channel
 from prfaas.node.engine_client import EngineClient
@@ -47,6 +48,26 @@ def test_work_that_is_done_or_none_that_is_left_is_a_sign_of_life(before: Load, 
     labour = Labour()
     labour.beats(before)
     assert labour.beats(after) is beats
+
+
+@pytest.mark.parametrize("moved", ["prompt_tokens_total", "generated_tokens_total", "kv_usage_ratio"])
+def test_what_the_engines_server_does_for_others_is_a_sign_of_life(moved: str):
+    """Ours wait behind it. That requests come to it is none."""
+    server = ServerLoad(
+        running=1,
+        waiting=1,
+        kv_usage_ratio=0.25,
+        prompt_tokens_total=9,
+        generated_tokens_total=9,
+        prefix_queried_tokens_total=0,
+        prefix_hit_tokens_total=0,
+    )
+    waiting = msgspec.structs.replace(load(queued=10), server=server)
+    labour = Labour()
+    labour.beats(waiting)
+    assert not labour.beats(msgspec.structs.replace(waiting, server=msgspec.structs.replace(server, waiting=2)))
+    later = msgspec.structs.replace(server, **{moved: getattr(server, moved) + 1})
+    assert labour.beats(msgspec.structs.replace(waiting, server=later))
 
 
 @dataclass

@@ -1,9 +1,11 @@
 """Opposite `prfaas/node/telemetry.py`: rates between two readings of the pump's counters."""
 
+from dataclasses import replace
+
 import msgspec
 
-from prfaas.cluster import Egress, RegionId
-from prfaas.node.telemetry import rates
+from prfaas.cluster import Egress, NodeLoad, RegionId
+from prfaas.node.telemetry import decode_busy, rates
 from prfaas.transfer.pump.messages import Egress as Counters
 
 
@@ -59,3 +61,15 @@ def test_without_a_backlog_nothing_is_known_of_the_line():
 def test_a_line_that_takes_nothing_shows_a_goodput_of_nothing():
     """Not an unknown one."""
     assert rates(counters(5, 5, 1.0), counters(5, 5, 3.0, queued=99), 2.0).backlogged_bytes_per_s == 0.0
+
+
+def test_decode_is_as_busy_as_what_runs_short_first():
+    """Batch slots, or the memory that an engine has for sequences, as far as it tells; without sequences that memory
+    is not decode's."""
+    load = NodeLoad(decoding=8, max_batch=32)
+    assert decode_busy(load) == 0.25
+    assert decode_busy(replace(load, engine_kv_ratio=0.75)) == 0.75
+    assert decode_busy(replace(load, engine_kv_ratio=0.1)) == 0.25
+    assert decode_busy(replace(load, decoding=0, engine_kv_ratio=0.75)) == 0.0
+    assert decode_busy(replace(load, decoding=40)) == 1.0
+    assert decode_busy(NodeLoad(decoding=8)) is None

@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prfaas.cluster import ClusterView, Incarnation, Namespace, NodeId, Pool, RegionId
 from prfaas.flows.ports import PrefillReport
 from prfaas.flows.story import Attempt, Ending, Story
-from prfaas.kvcache.feed import Heartbeat, ShardFeed, SnapshotBegin, SnapshotEnd, Update
+from prfaas.kvcache.feed import Heartbeat, SnapshotBegin, SnapshotEnd, Update
 from prfaas.live.link_stream import LinkCounters
-from prfaas.live.pools import CachePools, Followed
+from prfaas.live.pools import CachePools
 from prfaas.live.steering import Steering
 from prfaas.request import AttemptId, Match, Path, Pull, Reason, Route
 from prfaas.rpc.identity import dial
@@ -111,8 +111,7 @@ def test_how_fresh_each_index_is_can_be_seen():
         stale_s=5.0,
         now=lambda: now[0],
     )
-    followed = Followed(POOL, ShardFeed(caches.index, POOL))
-    caches._followed[POOL.id] = followed
+    followed = caches.shards.follow(POOL)
     counted = Counted(caches)
 
     def seen() -> tuple[str, float | None]:

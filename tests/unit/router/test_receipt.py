@@ -167,10 +167,11 @@ def test_the_receipt_sets_what_was_reported_beside_what_was_matched():
     """So that whoever reads it sees how far off the index was."""
     told = story()
     assert told.prefill is not None
-    told.match, told.prefill = Match(512, 640), replace(told.prefill, cached_tokens=448, pulled_bytes=64)
+    told.match, told.prefill = Match(512, 640, 320), replace(told.prefill, cached_tokens=448, pulled_bytes=64)
     assert receipt(REQUEST, told, 5, NOTHING)["cache"] == {
         "matched_kv_tokens": 640,
         "matched_joint_tokens": 512,
+        "matched_own_tokens": 320,
         "reported_tokens": 448,
         "pulled_bytes": 64,
     }

@@ -76,10 +76,17 @@ samplings = st.builds(
     stop_token_ids=st.lists(uint32, max_size=5).map(tuple),
     constraint=texts,
 )
+handovers = st.binary(max_size=100)
 keys = st.just(b"") | st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES)
 permits = st.builds(Permit, ticket=st.binary(max_size=MAX_TICKET_BYTES), key_out=keys, key_back=keys)
 destinations = st.builds(
-    Destination, node=nodes, incarnation=incarnations, kv_address=texts, generation=uint32, permit=permits
+    Destination,
+    node=nodes,
+    incarnation=incarnations,
+    kv_address=texts,
+    generation=uint32,
+    permit=permits,
+    network=texts,
 )
 commands = st.one_of(
     st.builds(
@@ -92,6 +99,7 @@ commands = st.one_of(
         source_namespace=texts.map(Namespace),
         deadline_s=deadlines,
         traceparent=texts,
+        network=texts,
     ),
     st.builds(
         Prefill,
@@ -103,7 +111,7 @@ commands = st.one_of(
         weight=st.floats(min_value=1e-9, max_value=MAX_WEIGHT),
         traceparent=texts,
     ),
-    st.builds(Decode, top_logits=uint32),
+    st.builds(Decode, top_logits=uint32, handover=handovers),
     st.just(Cancel()),
 )
 top_logits = st.lists(st.tuples(uint32, st.floats(allow_nan=False, width=32)), max_size=4).map(tuple)
@@ -124,6 +132,7 @@ events = st.one_of(
         prefill_tokens=uint32,
         kv_bytes=uint64,
         took_s=st.none() | doubles,
+        handover=handovers,
     ),
     st.builds(
         Tokens,
