@@ -5,12 +5,14 @@ Exit codes: 0 done; 1 it failed while running; 2 the command line or the configu
 
 import json
 import secrets
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from prfaas import config as configuration
@@ -21,6 +23,7 @@ from prfaas.live.wan_relay import RelayRoute, run_relay
 from prfaas.observe.logs import configure
 from prfaas.request import Mode
 from prfaas.version import VERSION
+from services import vllm_engine
 from services.admin_cli import ADMIN_COMMANDS
 from services.bench_cli import bench
 from services.cache_pool.__main__ import cache_pool
@@ -43,6 +46,8 @@ from services.up import run as up_until_signal
 SECTIONS = tuple(dict.fromkeys(section for section, _ in configuration.fields()))
 HOME = Path(".prfaas")
 FAMILY = "kimi_linear"
+#: Of `up --engine vllm`, where they are not given. Canaries know answers to the token, which a server may not repeat.
+VLLM_DEFAULTS: dict[str, Any] = {"pools": 0, "canary_period_s": None, "ready_timeout_s": 1800.0}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -79,6 +84,24 @@ def local_cluster_options(command: Any) -> Any:
 
 @main.command()
 @local_cluster_options
+@click.option(
+    "--engine",
+    type=click.Choice(["embedded", "vllm"]),
+    default="embedded",
+    help="embedded: our own, on the CPU. vllm: each worker starts a vLLM server on --model; then there are one PD node,"
+    " no canaries and no prefix cache of ours, and starting may take half an hour, unless said otherwise.",
+)
+@click.option(
+    "--vllm-python",
+    envvar="PRFAAS_WORKER_VLLM_PYTHON",
+    help="With --engine vllm: the Python that has it. [PRFAAS_WORKER_VLLM_PYTHON; default: that of `make vllm-venv`"
+    " where it is, else python3]",
+)
+@click.option(
+    "--vllm-arguments",
+    multiple=True,
+    help="With --engine vllm: arguments of its servers, as in --vllm-arguments='--dtype bfloat16'. May be given again.",
+)
 @click.option("--port", default=8000, help="Port of the OpenAI endpoint; 0 takes a free one.")
 @click.option(
     "--threshold-tokens",
@@ -137,6 +160,9 @@ def local_cluster_options(command: Any) -> Any:
 def up(
     model_dir: Path | None,
     family: str | None,
+    engine: str,
+    vllm_python: str | None,
+    vllm_arguments: tuple[str, ...],
     pd_roles: tuple[str, ...],
     slow_period_s: float | None,
     no_pool: bool,
@@ -151,7 +177,11 @@ def up(
     """Run a cluster of two regions on this machine until Ctrl-C."""
     if len(pd_roles) > 1:
         raise click.UsageError("--pd-roles is given more than once: name all roles in one, as mixed,decode")
-    listed = pd_roles[0] if pd_roles else "mixed,mixed"
+    on_vllm = engine == "vllm"
+    _check_engine_options(on_vllm, model_dir)
+    words = _words(vllm_arguments)
+    options |= {name: value for name, value in VLLM_DEFAULTS.items() if on_vllm and not _given(name)}
+    listed = pd_roles[0] if pd_roles else ("mixed" if on_vllm else "mixed,mixed")
     roles = tuple(role.strip() for role in listed.split(","))
     if unknown := [role for role in roles if role not in {known.value for known in Role}]:
         raise click.UsageError(f"--pd-roles: {unknown[0]!r} is not one of prefill, decode, mixed")
@@ -174,6 +204,7 @@ def up(
     )
     try:
         check_settings(plan)
+        plan = vllm_engine.prepared(plan, vllm_python, words) if on_vllm else plan
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     run_to_end(up_until_signal(plan, as_json))
@@ -269,6 +300,27 @@ def config_check(_config: configuration.Config) -> None:
 def config_dump(loaded: configuration.Config) -> None:
     """Print the configuration in force as JSON, secrets masked."""
     click.echo(json.dumps(configuration.dump(loaded), indent=2))
+
+
+def _check_engine_options(on_vllm: bool, model_dir: Path | None) -> None:
+    if not on_vllm and (_given("vllm_python") or _given("vllm_arguments")):
+        raise click.UsageError("--vllm-python and --vllm-arguments go with --engine vllm only")
+    if on_vllm and model_dir is None:
+        raise click.UsageError("--engine vllm needs --model: it runs none of the models that are built here")
+    if on_vllm and any(map(_given, ("pools", "pool_bytes", "pool_dir"))):
+        raise click.UsageError("--engine vllm goes without --pools: a vLLM server gives our prefix cache nothing")
+
+
+def _words(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return tuple(word for text in arguments for word in shlex.split(text))
+    except ValueError as error:
+        raise click.UsageError(f"--vllm-arguments: {error}") from error
+
+
+def _given(name: str) -> bool:
+    """On the command line."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _model(model_dir: Path | None, family: str | None) -> Path:

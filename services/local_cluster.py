@@ -40,6 +40,8 @@ PREFILL_REGION, PD_REGION = "a", "b"
 HARDWARE = "cost-model"
 STOP_GRACE_S = 15.0
 POLL_S = 0.05
+#: By it CUDA's libraries know which GPUs are a process's.
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 #: How long certificates of a run are valid.
 RUN_DAYS = 30.0
 
@@ -50,6 +52,23 @@ class Wan:
 
     mbit: float
     rtt_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vllm:
+    """Workers whose engines are vLLM servers. `devices`: each worker sees one of them, in turn; none: it sees all."""
+
+    python: str
+    arguments: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> list[str]:
+        words = (f"--vllm-arguments={word}" for word in self.arguments)
+        return ["--engine", "vllm", "--vllm-python", self.python, *words]
+
+    def surroundings(self, worker: int) -> dict[str, str]:
+        return {VISIBLE: self.devices[worker % len(self.devices)]} if self.devices else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +87,8 @@ class Plan:
     admin_key: str = ""
     #: API keys of the endpoint; None: it is open.
     keys_file: Path | None = None
+    #: None: the engine that we have ourselves.
+    vllm: Vllm | None = None
     prefill_workers: int = 1
     pd_roles: tuple[str, ...] = ("mixed", "mixed")
     etcd: tuple[str, ...] = ()
@@ -186,6 +207,7 @@ class _Starter:
         self._admin: dict[str, str] = {}
         self._logs: list[IO[bytes]] = []
         self._commands: dict[str, tuple[str, ...]] = {}
+        self._surroundings: dict[str, dict[str, str]] = {}
         self._profile = cost_table(plan.model_dir)
 
     async def start(self) -> LocalCluster:
@@ -261,7 +283,14 @@ class _Starter:
         place = ["--id", name, "--region", region, "--metrics-port", str(metrics_port)]
         pool = ["--kv-pool-bytes", str(self._plan.kv_pool_bytes)]
         hardware = ["--hardware", HARDWARE, "--profile", str(self._profile)] if self._profile is not None else []
-        await self._spawn(command, name, *place, *pool, *hardware, *options, *self._shared(PeerRole(command)))
+        engine = self._engine(name)
+        await self._spawn(command, name, *place, *pool, *hardware, *engine, *options, *self._shared(PeerRole(command)))
+
+    def _engine(self, worker: str) -> list[str]:
+        if self._plan.vllm is None:
+            return []
+        self._surroundings[worker] = self._plan.vllm.surroundings(len(self._surroundings))
+        return self._plan.vllm.options
 
     async def _start_pool(self, region: str, number: int) -> None:
         [metrics_port] = free_ports(1)
@@ -310,7 +339,12 @@ class _Starter:
             stderr=log,
             start_new_session=True,
             # The key goes this way: a command line can be read by everybody.
-            env={**os.environ, LAUNCHED: str(os.getpid()), "PRFAAS_ROUTER_ADMIN_KEY": self._plan.admin_key},
+            env={
+                **os.environ,
+                **self._surroundings.get(name, {}),
+                LAUNCHED: str(os.getpid()),
+                "PRFAAS_ROUTER_ADMIN_KEY": self._plan.admin_key,
+            },
         )
 
     async def stop(self) -> None:

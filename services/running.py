@@ -10,12 +10,11 @@ import click
 import uvloop
 
 from prfaas.config import LogConfig
-from prfaas.errors import ConfigError, PrfaasError
+from prfaas.errors import ConfigError, PrfaasError, first_of
 from prfaas.observe.logs import configure
 from prfaas.process import die_with_parent
 
 T = TypeVar("T")
-E = TypeVar("E", bound=BaseException)
 
 #: Set by a launcher to its process id for the services it starts: they end with it, however it ends.
 LAUNCHED = "PRFAAS_LAUNCHED"
@@ -45,9 +44,3 @@ def run_to_end(story: Coroutine[Any, Any, T], run: Callable[[Coroutine[Any, Any,
     except* PrfaasError as group:
         ending = click.ClickException(str(first_of(group)))
     raise ending
-
-
-def first_of(group: BaseExceptionGroup[E]) -> E:
-    """The first error that is none but a group of others."""
-    first = group.exceptions[0]
-    return first_of(first) if isinstance(first, BaseExceptionGroup) else first

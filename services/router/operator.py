@@ -192,6 +192,7 @@ class Operator:
             "prefill_busy_ratio": load.prefill_busy_ratio,
             "decode_busy_ratio": load.decode_busy_ratio,
             "kv_free_bytes": load.kv_free_bytes,
+            "engine_kv_ratio": load.engine_kv_ratio,
             "egress": [plain(EgressRecord.of(each)) for each in load.egress],
             "counters": telemetry.counters if telemetry is not None else {},
         }

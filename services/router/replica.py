@@ -12,10 +12,10 @@ import structlog
 import uvloop
 
 from prfaas.config import Config
-from prfaas.errors import ConfigError, PrfaasError
+from prfaas.errors import ConfigError, PrfaasError, first_of
 from prfaas.ipc import Channel
 from prfaas.observe.logs import configure
-from services.running import end_with_launcher, first_of
+from services.running import end_with_launcher
 
 log = structlog.get_logger()
 

@@ -4,13 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import grpc
+
 from prfaas.cluster import Node
 from prfaas.config import Config
 from prfaas.flows.serve import ServeParams
 from prfaas.live.canary_ports import LiveCanaryPorts
 from prfaas.live.clock import AsyncioClock
+from prfaas.live.engine_caches import EngineCaches
 from prfaas.live.link import LinkParams, LinkPool, TokenLink
-from prfaas.live.link_grpc import GrpcTokenLink
+from prfaas.live.link_grpc import ChannelOptions, GrpcTokenLink
 from prfaas.live.link_stream import LinkCounters
 from prfaas.live.link_tcp import TcpTokenLink
 from prfaas.live.pools import CachePools
@@ -119,10 +122,15 @@ def connect(params: LinkParams, counters: LinkCounters, identity: Identity | Non
 
 
 def _caches(config: Config, control: Control, identity: Identity | None) -> CachePools:
+    def worker(node: Node, options: ChannelOptions) -> grpc.aio.Channel:
+        return dial(identity, role_of(node.kind), node.rpc_address, options)
+
+    view, bound_bytes, stale_s = control.follower.view, config.cache.index_bytes, config.cache.stale_s
     return CachePools(
         control.router,
-        control.follower.view,
+        view,
         partial(dial, identity, PeerRole.CACHE_POOL),
-        bound_bytes=config.cache.index_bytes,
-        stale_s=config.cache.stale_s,
+        bound_bytes=bound_bytes,
+        stale_s=stale_s,
+        engines=EngineCaches(control.router, view, worker, bound_bytes=bound_bytes, stale_s=stale_s),
     )

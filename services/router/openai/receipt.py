@@ -35,11 +35,13 @@ def receipt(request: Request, story: Story, output_tokens: int, ttft: TtftAccoun
 
 
 def described_cache(story: Story) -> dict[str, Any]:
-    """What was known to be cached where the first route prefills, and what prefill says it took from a cache."""
+    """What was known to be cached where the first route prefills, in the region's cache or by the engine itself, and
+    what prefill says it took from a cache."""
     reported = story.prefill
     return {
         "matched_kv_tokens": story.match.kv,
         "matched_joint_tokens": story.match.joint,
+        "matched_own_tokens": story.match.own,
         "reported_tokens": reported.cached_tokens if reported is not None else 0,
         "pulled_bytes": reported.pulled_bytes if reported is not None else 0,
     }
