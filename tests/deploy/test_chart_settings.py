@@ -12,12 +12,16 @@ from services.cli import main
 from tests.deploy.chart import EVERYTHING, REGIONS, container, environment, rendered, services_of_ours, toml_of
 
 MOONCAKE = {"store": "mooncake", "mooncake_master": "mooncake:50051", "mooncake_segment_bytes": 34359738368}
+ON_VLLM = {
+    "config": {"worker": {"engine": "vllm", "vllm_python": "/usr/bin/python3", "vllm_arguments": ["--dtype", "auto"]}}
+}
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((region, {}) for region in REGIONS),
     *((region, EVERYTHING) for region in REGIONS),
     ("b", {"security": {"mode": "off", "certManager": {"enabled": False}}, "store": {"tls": {"enabled": False}}}),
     ("b", {"cachePool": {"persistence": {"enabled": False}, "config": {"pool": MOONCAKE}}}),
     ("a", {"defaults": {"acrossRegions": {"mode": "hostNetwork"}}}),
+    ("b", {"decodeWorker": ON_VLLM}),
     ("a", {"defaults": {"acrossRegions": {"mode": "podIP", "domain": ""}}}),
 ]
 
