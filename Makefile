@@ -137,8 +137,8 @@ soak-transfer: setup ## KV transfers under load and faults: nothing wrong, nothi
 soak-cache: setup ## a day of 300 chats on a pool too small for it gives the tokens of cold runs (CONVERSATIONS=, JSON=; minutes)
 	CONVERSATIONS="$(CONVERSATIONS)" $(BIN)/python -m pytest -m soak tests/soak/test_cache_day.py $(if $(JSON),--json "$(JSON)")
 
-chaos: setup etcd ## random faults on live clusters under load: the sequences of 20 s that `test` plays, and four of two minutes (SEEDS=, SECONDS=, JSON=)
-	PATH="$(BIN):$$PATH" CHAOS_SEEDS="$(SEEDS)" CHAOS_SECONDS="$(SECONDS)" CHAOS_JSON="$(JSON)" $(BIN)/python -m pytest -n 3 --dist loadfile -m 'soak or not soak' --ignore=tests/chaos/test_churn.py tests/chaos
+chaos: setup etcd ## random faults on live clusters under load: the sequences of 20 s that `test` plays, and four of two minutes (SEEDS=, SECONDS=, JSON=, ROUTER= more options of routers)
+	PATH="$(BIN):$$PATH" CHAOS_SEEDS="$(SEEDS)" CHAOS_SECONDS="$(SECONDS)" CHAOS_JSON="$(JSON)" CHAOS_ROUTER="$(ROUTER)" $(BIN)/python -m pytest -n 3 --dist loadfile -m 'soak or not soak' --ignore=tests/chaos/test_churn.py tests/chaos
 
 soak: setup etcd ## a quarter of an hour of faults: memory, files, connections and leases stay flat (SEEDS=, SECONDS=, JSON=)
 	PATH="$(BIN):$$PATH" CHAOS_SEEDS="$(SEEDS)" CHAOS_SECONDS="$(SECONDS)" CHAOS_JSON="$(JSON)" $(BIN)/python -m pytest -m soak tests/chaos/test_churn.py

@@ -31,10 +31,12 @@ WAN = Wan(mbit=200, rtt_ms=10)
 LEASE_S = ("--store-lease-ttl-s", "5")
 #: A stream looks for another worker for as long as one takes to come back.
 PATIENCE = ("--migration-timeout-s", "15")
+#: More options of routers: to see the checks fail when something is taken away.
+ROUTER = tuple(os.environ.get("CHAOS_ROUTER", "").split())
 #: Connections that nobody uses are closed before the sequence is over.
 IDLE = ("--kv-lane-idle-s", "3")
 EXTRA = {
-    "router": LEASE_S + PATIENCE,
+    "router": LEASE_S + PATIENCE + ROUTER,
     "prefill-worker": LEASE_S + IDLE,
     "decode-worker": LEASE_S + IDLE,
     "cache-pool": LEASE_S,
